@@ -26,7 +26,7 @@ from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Verdict
 from conformance.process import FOREVER, Deadline
-from conformance.report.compare import Pair, Side
+from conformance.report.compare import Pair
 from conformance.report.journal import Journal, Partial
 from conformance.report.runfile import Selection, record, write_json
 from conformance.report.runs import read_runs
@@ -456,7 +456,7 @@ class TestRun:
     def pairs(self) -> list[Pair]:
         """Return each result, paired with that of the base."""
         known = self.before or {}
-        return [Pair(r.case, r.backend, Side.of(known.get((r.backend, r.case))), Side.of(r)) for r in self.results]
+        return [Pair.of(known.get((r.backend, r.case)), r) for r in self.results]
 
     def explain(self, causes: list[Cause]) -> None:
         """Store the causes of failures and assign them to results."""

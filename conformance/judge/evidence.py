@@ -86,7 +86,7 @@ class Place:
     node: Count | None = None
     """Index in the graph of the step; None for a cache, or if no node is known."""
     op: str = ""
-    """`NONE` for a cache."""
+    """`NONE` for a cache, or for a weight or key of a file."""
     name: str = ""
     tensor: str = ""
     """Type and `ne` of the tensor; for a node that fails, those of its sources too."""

@@ -92,6 +92,11 @@ class Pair:
     before: Side
     after: Side
 
+    @classmethod
+    def of(cls, before: Result | None, after: Result) -> Pair:
+        """Make the pair of a result and that of the base; None if the base has none."""
+        return cls(after.case, after.backend, Side.of(before), Side.of(after))
+
     @property
     def worse(self) -> Worse | None:
         """How a case that failed before is worse now; None if it is not."""

@@ -11,7 +11,8 @@ from conformance.judge.outcome import judge
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.judge.worse import SEVERITY, Seen, worse
 from conformance.judge.wrong import Wrong
-from conformance.llama.release.causes import difference, fails
+from conformance.llama.release.causes import fails, in_states
+from conformance.report.compare import State
 
 RIGHT = Result("ops/right@1", "x", Verdict.PASS)
 
@@ -53,7 +54,7 @@ def test_every_gate_calls_the_same_result_worse(before: Result, after: Result, h
     outcome = judge([after, RIGHT], before={("x", "ops/a@1"): before})
     assert outcome.exit_code == (1 if how else 0)
     assert not how or how in outcome.lines()[0]
-    assert bool(list(filter(fails, difference([after], [before]).new))) is bool(how)
+    assert bool(list(filter(fails, in_states([after], [before])[State.NEW]))) is bool(how)
 
 
 def test_no_failing_verdict_is_milder_than_one_it_is_worse_than() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run import live
 from conformance.run.isolation.isolate import Workers
 from conformance.run.live import Players
+from conformance.run.runner import Runner
+from conformance.run.session.select import build
 
 
 @pytest.mark.parametrize(("answered", "verdict"), [("made/a@0", Verdict.PASS), ("made/b@0", Verdict.OVERCLAIM)])
@@ -25,3 +28,11 @@ def test_the_result_of_another_case_is_no_pass(
         result = players.play(Spec("ggml"), "made/a@0")
     assert (result.case, result.backend, result.verdict) == ("made/a@0", "ggml", verdict)
     assert verdict is Verdict.PASS or "returned the result of 'made/b@0' on 'ggml'" in result.detail
+
+
+def test_graphs_with_the_name_of_a_live_family_run_as_graphs() -> None:
+    """`check-model` shrinks graphs that it recorded: their id begins with `model/`, and they have steps."""
+    case = replace(build("ops/SQR-f32-ne=10x5@1"), id="model/tiny-step=0@0")
+    with closing(Runner()) as runner:
+        (result,) = runner.run(Spec("ggml"), [case])
+    assert (result.case, result.verdict) == (case.id, Verdict.PASS)

@@ -28,7 +28,7 @@ from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.types import F32, TYPES, GGMLType
 from conformance.llama.live.llama import Device
 from conformance.llama.model import against, layers, plausible
-from conformance.llama.model.finding import Finding, Kind
+from conformance.llama.model.finding import Finding, FindingKind
 from conformance.llama.model.graphs import silent
 from conformance.llama.model.llama_process import LlamaProcess, alone
 from conformance.llama.model.modelfile import ModelFile, read
@@ -202,7 +202,7 @@ class Damaged:
             self.value is None or (f.index is not None and f.per and f.index == self.value // f.per))]  # fmt: skip
         beside = [f for f in wrong if f.where not in self.where]
         return {f.where for f in right} == set(self.where) and all(
-            f.kind is Kind.TOKENIZER and "tokenizer" in self.where[0] for f in beside
+            f.kind is FindingKind.TOKENIZER and "tokenizer" in self.where[0] for f in beside
         )
 
 

@@ -48,7 +48,7 @@ LIVE = {
     "sparse attention that leaves cells out": "tokens share what sparse attention chose",
     "snapshots of recurrent states": "seq_rm of recurrent states does nothing",
 }
-"""Kinds that no case with a graph shows -> a bug of llama.cpp, or a way to bytes: `tests/live` injects both."""
+"""Kinds that no case with a graph shows -> a bug of llama.cpp, or a way to bytes: `tests/llama/live` injects both."""
 
 
 def test_kinds_are_proven_where_they_say() -> None:

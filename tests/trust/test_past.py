@@ -16,8 +16,8 @@ from conformance.builds.build import Build
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.verdict import Verdict
-from conformance.llama.cli import build
-from conformance.llama.release.causes import Found
+from conformance.llama.release import prepare
+from conformance.llama.release.causes import SharedCause
 from conformance.report.compare import State
 from trust.__main__ import main
 from trust.past import backtest
@@ -89,7 +89,7 @@ def test_a_build_that_cannot_be_had_is_no_miss(tmp_path: Path, monkeypatch: pyte
     def absent(name: str, *_: object, **__: object) -> Build:
         raise UnavailableError(f"build {name}: not there")
 
-    monkeypatch.setattr(build, "probe", absent)
+    monkeypatch.setattr(prepare, "probe", absent)
     toml, out = tmp_path / "past.toml", tmp_path / "out.json"
     toml.write_text(TOML)
     ran = CliRunner().invoke(main, ["backtest", str(toml), "--json", str(out)])
@@ -104,7 +104,7 @@ def test_a_backtest_counts_what_was_found(tmp_path: Path, monkeypatch: pytest.Mo
     toml = tmp_path / "past.toml"
     more = TOML.replace("/1", "/2") + "known = true\n" + TOML.replace("/1", "/3").replace("types", "tails")
     toml.write_text(TOML + more + TOML.replace("/1", "/4"))
-    new = Found(Cause("SUB-1", "SUB", "x", Verdict.FAIL, "SUB", "", (), ("s",)), State.NEW)
+    new = SharedCause(Cause("SUB-1", "SUB", "x", Verdict.FAIL, "SUB", "", (), ("s",)), State.NEW)
 
     def attempt(faults: Sequence[Fault], _: object) -> list[Attempt]:
         one, two, three, four = faults

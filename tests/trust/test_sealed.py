@@ -17,7 +17,7 @@ from conformance.causes.rule import Rule
 from conformance.ggml.errors import UsageError
 from conformance.judge.cause import Cause, Condition
 from conformance.judge.verdict import Verdict
-from conformance.llama.release.causes import Found
+from conformance.llama.release.causes import SharedCause
 from conformance.report.compare import State
 from conformance.run.session.select import build
 from trust.past.sealed import VERDICTS, Kind, Sealed
@@ -40,8 +40,8 @@ def _cause(
     return Cause("c", "its sentence names SET_ROWS", CPU, verdict, op, "", rule, tuple(cases))
 
 
-def _found(cause: Cause, *backends: str) -> Found:
-    return Found(cause, State.NEW, cases={b: list(cause.cases) for b in backends or (CPU,)})
+def _found(cause: Cause, *backends: str) -> SharedCause:
+    return SharedCause(cause, State.NEW, cases={b: list(cause.cases) for b in backends or (CPU,)})
 
 
 def _sealed(columns: Mapping[str, Any]) -> Sealed:

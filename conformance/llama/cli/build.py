@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,7 +12,7 @@ import click
 
 from conformance import shipped
 from conformance.backend.registry import Spec, isa_of
-from conformance.builds.build import Build, probe
+from conformance.builds.build import probe
 from conformance.case.case import JSON
 from conformance.cli.options import (
     BUDGET,
@@ -31,12 +30,12 @@ from conformance.judge.outcome import Outcome, Why, unanswered
 from conformance.llama.release import bisect as halving
 from conformance.llama.release import state
 from conformance.llama.release.cases import Cases
-from conformance.llama.release.causes import Found
+from conformance.llama.release.causes import SharedCause
 from conformance.llama.release.counts import Counting
-from conformance.llama.release.profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
+from conformance.llama.release.prepare import inspect, prepare
 from conformance.llama.release.record import begin, causes_of, made, write, write_page
-from conformance.llama.release.release import Release, plan
-from conformance.llama.release.target import CPU, Target, targets
+from conformance.llama.release.release import Release
+from conformance.llama.release.target import Target
 from conformance.perf.bench import Bench
 from conformance.perf.count import check_callgrind
 from conformance.perf.units import BY_ID, Unit, units
@@ -49,16 +48,8 @@ from conformance.run.runner import Runner
 from conformance.run.session.untrusted import backends_of
 from conformance.suite.family import LEVELS, Level
 
-PATIENCE = 1 / 20
-"""Maximum share of the budget for one request, since requests may hang.
-
-Not on an emulated device: its driver keeps a kernel for later runs only if it may compile to the end."""
 REPORTING = 1 / 10
 """Share of the budget for the run file and the page, which take a minute on a busy machine."""
-LEAST = 20.0
-"""Minimum time limit of a request in seconds, with any budget."""
-VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
-"""Environment in which ggml-vulkan lists drivers that run on the CPU."""
 BUILDS = shipped.path().parent / "ci" / "builds.toml"
 """The default list of builds, in the checkout.
 
@@ -133,9 +124,10 @@ def _tested(
     deadline = Deadline.after((1 - REPORTING) * budget)
     for text in begin(paths):
         line(text, err=True)
-    builds = replace(_probe(new, isa), released=released), None if old is None else _probe(old, isa)
+    say = partial(line, err=True)
+    builds = replace(inspect(new, say, isa), released=released), None if old is None else inspect(old, say, isa)
     isolation = replace(isolation, until=deadline)
-    it = _release(*builds, devices, budget, level, isolation, next(iter(paths), None), counted)
+    it = prepare(*builds, devices, budget, level, isolation, say, next(iter(paths), None), counted)
     with Progress().of(begun):
         it.seconds = max(0.0, deadline.left())
         it.run()
@@ -188,58 +180,8 @@ def build_state(
     leave(Outcome.of(Why.MISSING, failed) + left + interrupted)
 
 
-def _probe(text: str, isa: str = "") -> Build:
-    """Inspect a build, including a Vulkan driver that runs on the CPU if it has no other."""
-    line(f"inspecting {text}{' on ' * bool(isa)}{isa}", err=True)
-    found = probe(text, isa=isa)
-    if not isa and not any(d.name.startswith("Vulkan") for d in found.devices):
-        again = probe(text, VULKAN)
-        if len(again.devices) > len(found.devices):
-            os.environ.update(VULKAN)
-            line(f"{text}: {' '.join(f'{k}={v}' for k, v in VULKAN.items())} shows its Vulkan device", err=True)
-            found = again
-    return found
-
-
-def _release(
-    new: Build,
-    old: Build | None,
-    devices: Sequence[str],
-    seconds: float,
-    level: Level,
-    isolation: Isolation,
-    path: Path | None = None,
-    counted: Sequence[Unit] = (),
-) -> Release:
-    say = partial(line, err=True)
-    cut = min(isolation.time_limit, max(LEAST, seconds * PATIENCE))
-    isolation = replace(isolation, time_limit=cut, emulated_limit=isolation.deadline(emulated=True).each)
-    profiles = Profiles(folder(), isolation, progress=say)
-    chosen = profiles.give(targets(new, old, devices), new, old)
-    if counted and not any(t.name == CPU for t in chosen):
-        raise UsageError(f"--device {', '.join(devices)}: {CPU} expected among them, on which units are counted")
-    work = plan(chosen, level, models=new.llama and (old is None or old.llama))
-    kind, learning = Cases(isolation, say), LEARNING if old is None else LEARNING_BESIDE
-    return Release(
-        new,
-        old,
-        chosen,
-        work,
-        seconds,
-        isolation,
-        kind,
-        say,
-        path=path,
-        profiles=profiles,
-        level=level,
-        learning=learning,
-        units=counted,
-    )
-
-
 def _show(it: Release) -> None:
-    totals = it.totals()
-    table([(t.name, str(totals[t.name]), _note(it, t)) for t in it.targets], ["device", "verdicts", ""])
+    table([(t.name, str(it.results(t).totals), _note(it, t)) for t in it.targets], ["device", "verdicts", ""])
     for of in dict.fromkeys(f.state for f in it.found):
         own = [f for f in it.found if f.state is of]
         line("")
@@ -250,7 +192,7 @@ def _show(it: Release) -> None:
             line(f"     {'; '.join(filter(None, (f.cause.smallest, f.note, _doubt(it, f))))}")
     if not it.found:
         line(it.without_causes())
-    if it.counts:
+    if it.counted.results:
         line("")
         table(list(_counts(it)), ["unit", "instructions", "× OLD", "verdict"])
     for text in it.not_run():
@@ -260,7 +202,7 @@ def _show(it: Release) -> None:
 def _counts(it: Release) -> Iterator[tuple[str, str, str, str]]:
     """Yield a row for each counted unit of the build."""
     builds = {str(t.build) for t in it.targets}
-    for r in it.counts:
+    for r in it.counted.results:
         if r.backend in builds:
             number, ratio = r.metrics.get("instructions"), r.metrics.get("ratio.instructions")
             cells = f"{number:,.0f}" if number else "", f"{ratio:.4f}" if ratio else ""
@@ -273,8 +215,9 @@ def _note(it: Release, target: Target) -> str:
     return ", ".join(filter(None, notes))
 
 
-def _doubt(it: Release, found: Found) -> str:
-    return "" if it.at(found) == "library" else f"in the {it.at(found)}"
+def _doubt(it: Release, found: SharedCause) -> str:
+    at = found.at(it.targets)
+    return "" if at == "library" else f"in the {at}"
 
 
 @build.command("bisect")
@@ -304,7 +247,7 @@ def build_bisect(
     named = str(halving.without_library(Spec.parse(backend)))
     (spec,) = backends_of(path, [named], command, backends).values()
     with closing(Runner(isolation=isolation)) as runner:
-        run: halving.Run = Cases(isolation).again
+        run: halving.RunCase = Cases(isolation).again
         if case_id in BY_ID:
             check_callgrind()
             run = Counting(Bench(runner, isolation), BY_ID[case_id]).run

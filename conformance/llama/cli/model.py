@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 import click
 
-from conformance.backend.registry import REFERENCE, Spec
-from conformance.case.case import Case
-from conformance.cli.cases import architecture_of
+from conformance.backend.registry import Spec
+from conformance.case.case import JSON
 from conformance.cli.options import BUDGET, ExistingFile, Folder, backend_option, isolation, json_option
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.outcome import Outcome, Why
-from conformance.llama.live.llama import Device, device, llama_of
-from conformance.llama.model import against, figures, layers, modelfile, plausible, turns
-from conformance.llama.model.answer import NOT_RUN, WRONG, Answer, number
-from conformance.llama.model.check import Check, InterruptedCheckError, Text
+from conformance.judge.verdict import MissingCause, Request, Result
+from conformance.llama.live.llama import Device, llama_of
+from conformance.llama.model import filecheck, modelfile, turns
+from conformance.llama.model.check import InterruptedCheckError, ModelCheck, Text
+from conformance.llama.model.family import LOADING, ggml_device, load, setting_of
+from conformance.llama.model.filecheck import Load
 from conformance.llama.model.finding import Finding
 from conformance.llama.model.layers import Files
-from conformance.llama.model.llama_process import Decoded, LlamaProcess, Setting, Talk, alone
+from conformance.llama.model.llama_process import LlamaProcess, Setting, alone
+from conformance.llama.model.modelcase import DECODE, LAYERS, PROMPT, ModelCase
 from conformance.llama.model.modelfile import ModelFile
-from conformance.llama.model.server import Judge, Server
-from conformance.llama.zoo.model import table as architectures
+from conformance.llama.model.modelrun import NOT_RUN, WRONG, ModelRun
+from conformance.llama.model.recording import ModelRecording
+from conformance.llama.model.server import CompletionServer, ServerJudge
 from conformance.report.progress import Progress
-from conformance.report.runfile import write_json
-from conformance.run.isolation.isolate import Isolation, open_backend
-from conformance.run.session.environment import header
+from conformance.report.runfile import record, write_json
+from conformance.run.isolation.isolate import Isolation
 
-T = TypeVar("T")
-PROMPT = "The capital of France is"
-"""The default prompt."""
-MADE_UP = 8
-"""Length in tokens of the prompt for a model whose vocabulary has no texts."""
 READ = 256
 """Maximum tokens of a text for perplexity, because the logits of each are in memory."""
 SHARE = 1 / 3
@@ -50,6 +47,34 @@ FOUND = 20
 """Maximum number of findings about a file to print."""
 PIECES, PER_VALUE, PLAYED = 96 << 20, 2, 32
 """Bytes: for a piece, and per value of the largest tensor without and with a prompt."""
+INTERRUPTED = "interrupted"
+
+
+@dataclass(slots=True)
+class Checked:
+    """Results of the command, for its record."""
+
+    results: list[Result] = field(default_factory=list)
+    request: Request = field(default_factory=Request)
+    about: dict[str, JSON] = field(default_factory=dict)
+    """The record's entry `model`: what results have no field for."""
+
+    def add(self, *results: Result) -> None:
+        """Add results, each of a case that was requested."""
+        self.results += results
+        for r in results:
+            self.ask(r.backend, r.case)
+
+    def ask(self, backend: str, case_id: str) -> None:
+        """Request a case, unless it is."""
+        cases = self.request.cases.setdefault(backend, [])
+        cases += [] if case_id in cases else [case_id]
+
+    def write(self, path: Path | None) -> None:
+        """Write the record; cases without a result were interrupted."""
+        if path is not None:
+            missing = self.request.missing(self.results, INTERRUPTED, cause=MissingCause.INTERRUPTED)
+            write_json(path, {**record(self.results, asked=self.request, missing=missing), "model": self.about})
 
 
 @click.command("check-model")
@@ -65,7 +90,7 @@ PIECES, PER_VALUE, PLAYED = 96 << 20, 2, 32
               help="Judge a server's tokens and log probabilities (/v1/completions).")  # fmt: skip
 @click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE,…",
               help=f"Setting of the context: {', '.join(turns.KEYS)}; repeatable.")  # fmt: skip
-@click.option("--decode", type=click.IntRange(0), default=64, show_default=True, metavar="N",
+@click.option("--decode", type=click.IntRange(0), default=DECODE, show_default=True, metavar="N",
               help="Number of tokens of each answer.")  # fmt: skip
 @click.option("--lib", metavar="BUILD", help="Build with llama.cpp (docs/builds.md); default: the wheel's.")
 @BUDGET.click(default="6m", show_default=True)
@@ -103,98 +128,116 @@ def check_model(
     """
     if sum(given is not None for given in (prompt, tokens, turns_file)) > 1:
         raise UsageError("check-model: one of --prompt, --tokens and --turns expected, several given")
-    arch = architecture_of(model)
-    document: dict[str, Any] = {**header("check-model"), "model": model.name}
-    findings: list[Finding] = []
-    stopped = Outcome()
+    asked = ModelCase(model, _numbers(tokens), decode=decode, prompt=prompt, turns=turns_file, compare=compare)
+    read = setting_of(model)
     cpu = Device("llama.cpp", llama_of(lib))
-    known = architectures().get(arch)
-    flash_attn = known is None or known.flash_attn
-    load = partial(_load, arch=arch, cpu=cpu, time_limit=10 * isolation.time_limit)
+    loaded = partial(load, cpu=cpu, time_limit=LOADING * isolation.time_limit)
+    done = Checked(about={"file": model.name})
+    stopped = broken = Outcome()
     if compare or not (backends or url):
-        a, b = modelfile.read(model), modelfile.read(compare) if compare else None
-        findings, logits = _check_file(a, b), None
-        if b:
-            plain = turns.setting("", flash_attn=flash_attn)
-            layer, logits, stopped = _until_ctrl_c(
-                lambda: _by_layers(a, b, load, lambda llama: _prompt(llama, prompt, tokens), plain)
-            )
-            findings += layer
-        stopped += _unread(a)
-        document["file"] = {"compared": compare.name if compare else None, "logits": logits,
-                            "findings": [f.to_json() for f in findings]}  # fmt: skip
-    broken = Outcome.of(Why.FAILED, [f"{model}: {WRONG}"] if any(f.wrong for f in findings) else [])
+        stopped = _check_file(asked, done, loaded, read(""))
+        broken = Outcome.of(Why.FAILED, [f"{model}: {WRONG}"] if any(r.fails_run for r in done.results) else [])
     if stopped.exit_code or not (backends or url):
-        _end(document, json_path, broken + stopped)
+        _end(done, json_path, broken + stopped)
     specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
-    chosen = settings or (turns.SETTINGS if turns_file else ("",))
-    played = [turns.setting(s, flash_attn=flash_attn) for s in chosen]
+    played = [read(s) for s in settings or (turns.SETTINGS if turns_file else ("",))]
     share = budget * SHARE / len(played)
     with _progress(f"llama.cpp maps {model.stat().st_size >> 20} MiB and decodes on its CPU") as say:
 
-        def check(case: Case, talk: Talk, decoded: Decoded, setting: Setting) -> Check:
-            made = Check(model, case, talk, decoded, _device, isolation, setting, share, text, output, share)
-            made.say, made.told = say, partial(line, err=True)
-            return made
+        def check(recording: ModelRecording) -> ModelCheck:
+            limits = share, text, output, share
+            return ModelCheck(model, recording, ggml_device, isolation, *limits, say, told=partial(line, err=True))
 
-        with closing(load(model)) as llama:
+        with closing(loaded(model)) as llama:
             text = None if text_file is None else _text(llama, text_file)
-            talk = (
-                turns.talk(llama, turns_file, decode) if turns_file else alone(_prompt(llama, prompt, tokens), decode)
-            )
+            plain = replace(asked, compare=None)
+            talk = plain.talk(llama)
             if url:
-                with closing(load(model, cpu=replace(cpu, device="CPU"))) as packed:
-                    judge = Judge(Server(url, llama), llama, packed, check, flash_attn, say)
+                with closing(loaded(model, cpu=replace(cpu, device="CPU"))) as packed:
+                    judge = ServerJudge(CompletionServer(url, llama), llama, packed, check, read, say)
                     judged = judge.judge(talk[0][0].prompt if prompt or tokens else ())
                 line(f"{url}: {judged.sentence()}")
-                document["server"] = judged.to_json()
-                broken += Outcome.of(Why.FAILED, [f"{url}: {WRONG}"] if judged.verdict == WRONG else [])
-                talk = judged.talk or talk
+                done.add(judged.result(plain.id))
+                done.about["server"] = judged.to_json()
+                broken += Outcome.of(Why.FAILED, [f"{url}: {WRONG}"] if judged.wrong else [])
+                if judged.talk:
+                    talk, worst = judged.talk, judged.worst
+                    plain = ModelCase(model, worst.prompt, worst.answer, decode=len(worst.answer))
             skipped = None if settings else lambda s, why: line(f"{s.text}: not played: {why}", err=True)
-            answers, cut = _collect(
-                turns.answers(
-                    llama, talk, played, specs, check, lambda *of: document.update(_begin(llama, *of)), skipped
+            for spec in specs:
+                done.ask(str(spec), plain.of(played[0]))
+            runs, cut = _collect(
+                turns.runs(
+                    llama,
+                    talk,
+                    played,
+                    specs,
+                    check,
+                    lambda of: done.about.update(_begin(llama, of)),
+                    skipped,
+                    plain.of,
                 ),
-                lambda answer: _show(answer, llama, text.perplexity if text else None),
+                lambda run: _show(run, llama, text.perplexity if text else None),
             )
-    last = _table(answers)
-    if json_path:
-        document.update(decode=decode, perplexity=text.perplexity if text else None)
-        by_backend = {
-            name: {**a.to_json(), "settings": [x.summary() for x in answers if x.backend == name]}
-            for name, a in last.items()
-        }
-        write_json(json_path, {**document, "backends": by_backend})
+    last = _table(runs)
+    for run in runs:
+        done.ask(run.backend, run.case)
+        found = run.result()
+        done.add(*([] if found is None else [found]))
+    done.about |= {"perplexity": text.perplexity if text else None, "runs": [run.to_json() for run in runs]}
+    done.write(json_path)
     leave(
         broken
         + cut
-        + Outcome.of(Why.FAILED, [f"{name}: {WRONG}" for name, a in last.items() if a.verdict == WRONG])
-        + Outcome.of(Why.UNEXECUTED, [f"{name}: {NOT_RUN}" for name, a in last.items() if a.verdict == NOT_RUN])
+        + Outcome.of(Why.FAILED, [f"{name}: {WRONG}" for name, run in last.items() if run.is_wrong])
+        + Outcome.of(Why.UNEXECUTED, [f"{name}: {NOT_RUN}" for name, run in last.items() if run.word == NOT_RUN])
     )
 
 
-def _collect(found: Iterable[Answer], show: Callable[[Answer], None]) -> tuple[list[Answer], Outcome]:
-    """Show and return answers; Ctrl-C ends with what is known, and an outcome that says so."""
-    answers: list[Answer] = []
+def _numbers(tokens: str | None) -> list[int]:
     try:
-        for answer in found:
-            answers.append(answer)
-            show(answer)
+        return [] if tokens is None else [int(t) for t in tokens.split(",")]
+    except ValueError:
+        raise UsageError(f"--tokens {str(tokens)[:40]!r}: numbers joined by commas expected, such as 1,15,7") from None
+
+
+def _collect(found: Iterable[ModelRun], show: Callable[[ModelRun], None]) -> tuple[list[ModelRun], Outcome]:
+    """Show and return runs; Ctrl-C ends with what is known, and an outcome that says so."""
+    runs: list[ModelRun] = []
+    try:
+        for run in found:
+            runs.append(run)
+            show(run)
     except InterruptedCheckError as e:
-        return [*answers, e.answer], Outcome.of(Why.INTERRUPTED, ["interrupted"])
-    return answers, Outcome.of(Why.INTERRUPTED, [])
+        return [*runs, e.run], Outcome.of(Why.INTERRUPTED, [INTERRUPTED])
+    return runs, Outcome()
 
 
-def _check_file(a: ModelFile, b: ModelFile | None) -> list[Finding]:
-    """Check a file, by itself and against another; print and return the findings."""
+def _check_file(asked: ModelCase, done: Checked, loaded: Load, setting: Setting) -> Outcome:
+    """Check a file, by itself and against another; return why less was checked."""
+    a, b = modelfile.read(asked.model), modelfile.read(asked.compare) if asked.compare else None
+    done.about["compared"] = asked.compare.name if asked.compare else None
+    done.add(*filecheck.results(asked, a, _of_file(a, b)))
+    if b is None:
+        return _unread(a)
+    done.ask(*reversed(filecheck.pair_of(asked, LAYERS)))
+    try:
+        done.add(_by_layers(asked, Files(a, b), loaded, setting))
+    except KeyboardInterrupt:
+        return Outcome.of(Why.INTERRUPTED, [f"{INTERRUPTED}; layers were not compared"]) + _unread(a)
+    return _unread(a)
+
+
+def _of_file(a: ModelFile, b: ModelFile | None) -> list[Finding]:
+    """Print and return the findings about a file, by itself and against another."""
     model = a.path
     largest = max((t.n_blocks * t.type.blck_size for t in a.readable() if t.type), default=0)
     takes = PIECES + (PLAYED if b else PER_VALUE) * largest
     line(f"{model}: {a.arch or 'no architecture'}, {len(a.tensors)} tensors, {len(a.data) >> 20} MiB; "
          f"checking takes at most {takes >> 20} MiB of memory", err=True)  # fmt: skip
-    found = _findings([plausible.header(a), against.header(a, b) if b else ()])
+    found = _findings(filecheck.of_headers(a, b))
     with _progress(f"reading {model.name}") as say:
-        found += _findings([against.tensors(a, b, say) if b else (), plausible.values(a, say)])
+        found += _findings(filecheck.of_values(a, b, say))
     if not any(a.readable()):
         line(f"{model}: it has no tensors that can be read, so no values were checked")
     elif not any(f.wrong for f in found):
@@ -215,63 +258,34 @@ def _progress(begin: str) -> Iterator[Callable[[str], None]]:
         yield lambda words: state.__setitem__(0, words)
 
 
-def _end(document: dict[str, Any], json_path: Path | None, outcome: Outcome) -> NoReturn:
+def _end(done: Checked, json_path: Path | None, outcome: Outcome) -> NoReturn:
     """Write the record of a file, and exit."""
-    if json_path:
-        write_json(json_path, document)
+    done.write(json_path)
     leave(outcome)
 
 
-def _until_ctrl_c(
-    play: Callable[[], tuple[list[Finding], dict[str, Any] | None]],
-) -> tuple[list[Finding], dict[str, Any] | None, Outcome]:
-    try:
-        return *play(), Outcome()
-    except KeyboardInterrupt:
-        return [], None, Outcome.of(Why.INTERRUPTED, ["interrupted; layers were not compared"])
-
-
-def _by_layers(
-    a: ModelFile,
-    b: ModelFile,
-    load: Callable[[Path], LlamaProcess],
-    prompt: Callable[[LlamaProcess], Sequence[int]],
-    setting: Setting,
-) -> tuple[list[Finding], dict[str, Any] | None]:
-    """Play a prompt through two files; return the first wrong node and the logits' KL."""
-    with _progress("layers: llama.cpp loads both files") as say, ExitStack() as opened:
-        both = _accepted(lambda: [opened.enter_context(closing(load(file.path))) for file in (b, a)])
-        asked = prompt(both[0]) if both else []
-        recorded = _accepted(lambda: [llama.record(alone(asked), setting, every=True) for llama in both])
-        if not recorded:
-            return [], None
-        (expected, right), (decoded, case) = recorded
-        logits = None
-        if decoded.logits.shape == expected.logits.shape:
-            f = figures.measure(decoded.logits, expected.logits)
-            line(f"layers: {f.sentence()}")
-            logits = {"tokens": list(asked), "kl": {"max": number(f.kl_max), "mean": number(f.kl_mean)}, "top1": f.top1}
-        reference = opened.enter_context(closing(open_backend(Spec(REFERENCE))))
-        found = _accepted(lambda: [layers.first(Files(a, b), case, right, reference, say)])
-    if found == [None]:
+def _by_layers(asked: ModelCase, files: Files, loaded: Load, setting: Setting) -> Result:
+    """Decode a prompt with two files, print and return what the comparison node by node found."""
+    with _progress("layers: llama.cpp loads both files") as say:
+        try:
+            compared = filecheck.by_layers(
+                files, loaded, asked.first, setting, say, lambda text: line(f"layers: {text}")
+            )
+        except ConformanceError as e:
+            line(f"layers: not compared: {e}")
+            return filecheck.refused(asked, str(e))
+    if compared.found is None:
         line("layers: no node differs by more than its types cost")
-    return _findings([[f for f in found if f]]), logits
+    else:
+        _findings([compared.found])
+    return compared.result(asked)
 
 
-def _accepted(results: Callable[[], list[T]]) -> list[T]:
-    """Return results; none, with the reason printed, if a file is refused."""
-    try:
-        return results()
-    except ConformanceError as e:
-        line(f"layers: not compared: {e}")
-        return []
-
-
-def _findings(sources: Iterable[Iterable[Finding]]) -> list[Finding]:
+def _findings(source: Iterable[Finding]) -> list[Finding]:
     """Collect and print findings, the worst first; also if the search is interrupted."""
     found: list[Finding] = []
     try:
-        found.extend(chain.from_iterable(sources))
+        found.extend(source)
     finally:
         found.sort(key=lambda f: f.rank)
         for f in found[:FOUND]:
@@ -279,34 +293,6 @@ def _findings(sources: Iterable[Iterable[Finding]]) -> list[Finding]:
         if len(found) > FOUND:
             line(f"and {len(found) - FOUND} more; --json FILE has all")
     return found
-
-
-def _load(model: Path, arch: str, cpu: Device, time_limit: float) -> LlamaProcess:
-    """Start llama.cpp with the model; UsageError with advice if it cannot load it."""
-    try:
-        return LlamaProcess(model, cpu, time_limit=time_limit)
-    except UsageError as e:
-        known = "; conform capture lists the architectures that it knows, --lib BUILD selects another llama.cpp"
-        hint = known if arch not in architectures() else "; is the file complete?" if "cannot load" in str(e) else ""
-        raise UsageError(f"{model}: {e}{hint}") from None
-
-
-def _device(spec: Spec) -> Device:
-    """Return the device for a spec; by default the library's CPU with repacked weights."""
-    found = device(spec)
-    return found if found.device else replace(found, device="CPU")
-
-
-def _prompt(llama: LlamaProcess, prompt: str | None, tokens: str | None) -> list[int]:
-    """Return the tokens of the given prompt, or of a default one; UsageError if it is invalid."""
-    if tokens is not None:
-        try:
-            return [int(t) for t in tokens.split(",")]
-        except ValueError:
-            raise UsageError(f"--tokens {tokens[:40]!r}: numbers joined by commas expected, such as 1,15,7") from None
-    if prompt is None and not llama.has_words:
-        return [t % llama.n_vocab for t in range(1, MADE_UP + 1)]
-    return llama.tokens(PROMPT if prompt is None else prompt)
 
 
 def _utf8(file: Path) -> str:
@@ -324,8 +310,9 @@ def _text(llama: LlamaProcess, file: Path) -> Text:
     return Text(tokens, *llama.record(alone(tokens), every=True))
 
 
-def _begin(llama: LlamaProcess, talk: Talk, decoded: Decoded, case: Case) -> dict[str, Any]:
+def _begin(llama: LlamaProcess, recording: ModelRecording) -> dict[str, JSON]:
     """Print the prompts and llama.cpp's tokens; return them for the record."""
+    talk, decoded, case = recording.talk, recording.decoded, recording.case
     caches = sum(len(case.persistent[t]) for t in case.caches())
     weights = sum(len(data) for data in case.persistent.values()) - caches
     pairs = [
@@ -347,39 +334,38 @@ def _begin(llama: LlamaProcess, talk: Talk, decoded: Decoded, case: Case) -> dic
     }
 
 
-def _show(answer: Answer, llama: LlamaProcess, reference: float | None) -> None:
-    """Print the answer, and the text that the backend generated if it differs."""
-    line(f"{answer.name}: {answer.sentence()}")
-    if answer.cause:
-        line(f"  {answer.cause}")
-    if answer.flips:
-        line(f"  greedy: {''.join(llama.words(answer.tokens))}")
-    for flip in answer.flips[:SHOWN]:
+def _show(run: ModelRun, llama: LlamaProcess, reference: float | None) -> None:
+    """Print the verdict, and the text that the backend generated if it differs."""
+    line(f"{run.name}: {run.sentence()}")
+    if run.cause:
+        line(f"  {run.cause}")
+    if run.flips:
+        line(f"  greedy: {''.join(llama.words(run.tokens))}")
+    for flip in run.flips[:SHOWN]:
         ours, theirs = llama.words([flip.expected, flip.found])
         line(f"  row {flip.row}: {ours!r}, on the backend {theirs!r}: margin {flip.margin:.2g}, "
              f"rounding {flip.rounding:.2g}")  # fmt: skip
-    if answer.reading is not None:
-        r = answer.reading
-        line(f"  perplexity {answer.perplexity:.4g} (llama.cpp {reference:.4g}), KL {r.kl_max:.1g} at most, "
+    if run.reading is not None:
+        r = run.reading
+        line(f"  perplexity {run.perplexity:.4g} (llama.cpp {reference:.4g}), KL {r.kl_max:.1g} at most, "
              f"{r.kl_mean:.1g} on average, top 1 {r.top1:.1%}")  # fmt: skip
-    for note in answer.notes:
+    for note in run.notes:
         line(f"  {note}")
 
 
-def _table(answers: Sequence[Answer]) -> dict[str, Answer]:
-    """Print a row per answer; return the last answer of each backend."""
+def _table(runs: Sequence[ModelRun]) -> dict[str, ModelRun]:
+    """Print a row per run; return the last run of each backend."""
     rows = [
-        (a.name, a.verdict, *_figures(a), f"{a.seconds:.0f}", "" if a.resident is None else a.resident >> 20)
-        for a in answers
+        (a.name, a.word, *_figures(a), f"{a.seconds:.0f}", "" if a.resident is None else a.resident >> 20) for a in runs
     ]
     heads = ["backend", "answer", "KL max", "KL mean", "top 1", "least margin", "s", "MiB held"]
     if rows:
         table(rows, heads, disable_numparse=True)
-    return {a.backend: a for a in answers}
+    return {a.backend: a for a in runs}
 
 
-def _figures(answer: Answer) -> tuple[str, str, str, str]:
-    f = answer.figures
+def _figures(run: ModelRun) -> tuple[str, str, str, str]:
+    f = run.figures
     if f is None:
         return "", "", "", ""
     return f"{f.kl_max:.1e}", f"{f.kl_mean:.1e}", f"{f.top1:.1%}", f"{float(f.margin.min()):.2g}"

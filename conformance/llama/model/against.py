@@ -11,9 +11,9 @@ from conformance.case.case import JSON
 
 from . import blocks
 from .blocks import Compared
-from .finding import Finding, Kind
+from .finding import Finding, FindingKind
 from .graphs import Say
-from .modelfile import ModelFile, Stored, Value
+from .modelfile import KeyValue, ModelFile, StoredTensor
 
 SWAPS = 32
 """Maximum number of wrong tensors of one shape among which each is searched."""
@@ -27,28 +27,28 @@ _NEUTRAL = ("chat_template", "huggingface.json", "unknown_token_id", "padding_to
 def header(a: ModelFile, b: ModelFile) -> Iterator[Finding]:
     """Yield differences of metadata, tokenizer, and the names and shapes of tensors."""
     if a.arch != b.arch:
-        yield Finding(Kind.METADATA, "general.architecture", expected=b.arch, found=a.arch)
+        yield Finding(FindingKind.METADATA, "general.architecture", expected=b.arch, found=a.arch)
         return
     for key in dict.fromkeys([*b.keys, *a.keys]):
         if key.startswith((f"{a.arch}.", "tokenizer.")):
             yield from _key(key, a, b)
     for name, t in b.tensors.items():
         if name not in a.tensors:
-            yield Finding(Kind.MISSING, name, expected=_shape(t))
+            yield Finding(FindingKind.MISSING, name, expected=_shape(t))
         elif a.tensors[name].ne != t.ne:
-            yield Finding(Kind.SHAPE, name, expected=_shape(t), found=_shape(a.tensors[name]))
+            yield Finding(FindingKind.SHAPE, name, expected=_shape(t), found=_shape(a.tensors[name]))
     for name, t in a.tensors.items():
         if name not in b.tensors:
-            yield Finding(Kind.EXTRA, name, found=_shape(t))
+            yield Finding(FindingKind.EXTRA, name, found=_shape(t))
 
 
-def _shape(t: Stored) -> str:
+def _shape(t: StoredTensor) -> str:
     return f"{t.type}[{', '.join(map(str, t.ne))}]"
 
 
 def _key(key: str, a: ModelFile, b: ModelFile) -> Iterator[Finding]:
     found, expected = (f.keys.get(key, _default(key, f)) for f in (a, b))
-    kind = Kind.TOKENIZER if key.startswith("tokenizer.") else Kind.METADATA
+    kind = FindingKind.TOKENIZER if key.startswith("tokenizer.") else FindingKind.METADATA
     wrong = not key.endswith(_NEUTRAL) and ".chat_template" not in key
     if isinstance(found, (list, np.ndarray)) and isinstance(expected, (list, np.ndarray)):
         yield from _entries(key, kind, wrong, found, expected)
@@ -56,7 +56,7 @@ def _key(key: str, a: ModelFile, b: ModelFile) -> Iterator[Finding]:
         yield Finding(kind, key, wrong, expected=_value(expected), found=_value(found))
 
 
-def _entries(key: str, kind: Kind, wrong: bool, found: Value, expected: Value) -> Iterator[Finding]:
+def _entries(key: str, kind: FindingKind, wrong: bool, found: KeyValue, expected: KeyValue) -> Iterator[Finding]:
     assert isinstance(found, (list, np.ndarray))
     assert isinstance(expected, (list, np.ndarray))
     if len(found) != len(expected):
@@ -69,24 +69,24 @@ def _entries(key: str, kind: Kind, wrong: bool, found: Value, expected: Value) -
                       found=_value(found[i]))  # fmt: skip
 
 
-def _equal(a: Value | None, b: Value | None) -> bool:
+def _equal(a: KeyValue | None, b: KeyValue | None) -> bool:
     numbers = (bool, int, float, np.number, np.bool_)
     if isinstance(a, numbers) and isinstance(b, numbers):
         return isclose(a, b, rel_tol=CLOSE)
     return type(a) is type(b) and bool(np.all(a == b))
 
 
-def _value(value: Value | None) -> JSON:
+def _value(value: KeyValue | None) -> JSON:
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     return value if value is None or isinstance(value, (str, int, float)) else f"an array of {len(value)}"
 
 
-def _default(key: str, file: ModelFile) -> Value | None:
+def _default(key: str, file: ModelFile) -> KeyValue | None:
     """Return what llama.cpp takes for a key that is absent; None if nothing is known."""
     name = key.removeprefix(f"{file.arch}.")
     heads, width = file.number("attention.head_count"), file.number("embedding_length")
-    known: Mapping[str, Value | None] = {
+    known: Mapping[str, KeyValue | None] = {
         "rope.freq_base": 10000.0,
         "attention.head_count_kv": heads,
         "attention.causal": True,
@@ -110,7 +110,7 @@ def tensors(a: ModelFile, b: ModelFile, say: Say) -> Iterator[Finding]:
         say(f"comparing {x.name}")
         if not blocks.comparable(x, y):
             if x.type is not y.type or not np.array_equal(a.raw(x, 0, x.n_blocks), b.raw(y, 0, y.n_blocks)):
-                yield Finding(Kind.VALUES, x.name, why="the numbers differ", expected=_shape(y), found=_shape(x))
+                yield Finding(FindingKind.VALUES, x.name, why="the numbers differ", expected=_shape(y), found=_shape(x))
             continue
         compared = blocks.compare(a, x, b, y)
         if compared.whole:
@@ -122,14 +122,14 @@ def tensors(a: ModelFile, b: ModelFile, say: Say) -> Iterator[Finding]:
         peers = [n for n in whole if n != name and a.tensors[n].ne == a.tensors[name].ne]
         other = _holder(a, b, name, peers) if len(peers) < SWAPS else ""
         fit = compared.fit
-        yield Finding(Kind.SWAPPED if other else Kind.VALUES, name, other=other, cosine=fit.cosine, gain=fit.gain,
-                      why="" if other else f"not the values of {b.path.name}")  # fmt: skip
+        kind, why = (FindingKind.SWAPPED, "") if other else (FindingKind.VALUES, f"not the values of {b.path.name}")
+        yield Finding(kind, name, other=other, cosine=fit.cosine, gain=fit.gain, why=why)
 
 
-def _blocks(t: Stored, compared: Compared) -> Finding:
+def _blocks(t: StoredTensor, compared: Compared) -> Finding:
     worst = int(compared.wrong[0])
     first = worst * compared.unit
-    return Finding(Kind.VALUES, t.name, index=worst, per=compared.unit, row=first // t.ne[0],
+    return Finding(FindingKind.VALUES, t.name, index=worst, per=compared.unit, row=first // t.ne[0],
                    count=len(compared.wrong), of=compared.n_units, excess=float(compared.excess[0]))  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from conformance.ggml.quants import from_float, to_float
 from conformance.ggml.quants.write import WRITE
 from conformance.ggml.types import GGMLType
 
-from .modelfile import ModelFile, Stored
+from .modelfile import ModelFile, StoredTensor
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -99,12 +99,12 @@ class Compared:
         return self.share > 0.5 or (self.differing > 0 and self.fit.cosine < ALIKE and self.fit.energy > 0)
 
 
-def comparable(a: Stored, b: Stored) -> bool:
+def comparable(a: StoredTensor, b: StoredTensor) -> bool:
     """Return True if both have values that can be compared by their types' cost."""
     return all(t.type is not None and (t.type.is_quantized or t.type in _HALF_ULP) for t in (a, b))
 
 
-def compare(a: ModelFile, x: Stored, b: ModelFile, y: Stored) -> Compared:
+def compare(a: ModelFile, x: StoredTensor, b: ModelFile, y: StoredTensor) -> Compared:
     """Compare two tensors of one shape that are `comparable`."""
     pair = _Pair(a, x, b, y)
     scores = np.concatenate([*pair.scores()])
@@ -155,13 +155,13 @@ def _excess(ratio: F64, share: F64, limits: Limits) -> F64:
     return np.asarray(over.max(axis=1, initial=0.0))
 
 
-def fit(a: ModelFile, x: Stored, b: ModelFile, y: Stored) -> Fit:
+def fit(a: ModelFile, x: StoredTensor, b: ModelFile, y: StoredTensor) -> Fit:
     """Compare two tensors by an even sample."""
     pair = _Pair(a, x, b, y)
     return pair.fit(pair.even)
 
 
-def storing(a: Stored, b: Stored, values: F32, *, every: bool) -> F64 | None:
+def storing(a: StoredTensor, b: StoredTensor, values: F32, *, every: bool) -> F64 | None:
     """Return the error energy that the types of both cost each `GROUP` of `values`.
 
     These are the values of `b`. Without `every` it is measured over an even sample of units, as a share of their
@@ -183,7 +183,7 @@ def storing(a: Stored, b: Stored, values: F32, *, every: bool) -> F64 | None:
     return np.asarray(all_ * (costs[0].sum() / energy)) if energy else np.zeros_like(all_)
 
 
-def _unit(a: Stored, b: Stored) -> int:
+def _unit(a: StoredTensor, b: StoredTensor) -> int:
     """Return the values per unit of both types."""
     sizes = [t.type.blck_size for t in (a, b) if t.type is not None]
     return max(*sizes, gcd(a.n_blocks * sizes[0], STEP_OVER))
@@ -197,7 +197,7 @@ def _even(n: int) -> NDArray[np.intp]:
 class _Pair:
     """Two tensors, read by units of both types."""
 
-    def __init__(self, a: ModelFile, x: Stored, b: ModelFile, y: Stored) -> None:
+    def __init__(self, a: ModelFile, x: StoredTensor, b: ModelFile, y: StoredTensor) -> None:
         assert x.type is not None
         assert y.type is not None
         self.unit = _unit(x, y)

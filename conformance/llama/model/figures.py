@@ -127,3 +127,8 @@ def apart(a: F32, b: F32) -> float:
     d = a.astype(np.float64) - b.astype(np.float64)
     d = d[np.isfinite(d)]
     return float(np.abs(d - d.mean()).max()) if d.size else 0.0
+
+
+def number(x: float) -> float | None:
+    """Return `x`, or None if it is NaN or infinite, which JSON cannot express."""
+    return x if abs(x) < float("inf") else None

@@ -1,21 +1,20 @@
-"""Findings about a model's file, typed; `sentence` is their text."""
+"""Findings about a model's file: typed evidence, of which `filecheck` makes results."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
-from math import inf
+from math import inf, isfinite
 
 from conformance.case.case import JSON
 from conformance.ggml.text import printable
-
-from .answer import number
+from conformance.judge.evidence import Fault, Place
 
 LONGEST = 60
 """Maximum characters of a value in a sentence."""
 
 
-class Kind(str, Enum):
+class FindingKind(str, Enum):
     """Kinds of findings, in the order of a report."""
 
     STORAGE = "storage"
@@ -44,7 +43,7 @@ class Kind(str, Enum):
 class Finding:
     """One finding about a tensor or a key, with its evidence."""
 
-    kind: Kind
+    kind: FindingKind
     where: str
     """The tensor, or the key."""
     wrong: bool = True
@@ -75,7 +74,7 @@ class Finding:
     @property
     def rank(self) -> tuple[bool, int, float]:
         """Sort key: wrong ones first, then by kind, then the largest excess."""
-        return not self.wrong, list(Kind).index(self.kind), -(inf if self.excess is None else self.excess)
+        return not self.wrong, list(FindingKind).index(self.kind), -(inf if self.excess is None else self.excess)
 
     def sentence(self) -> str:
         """Return the finding as one sentence."""
@@ -90,7 +89,7 @@ class Finding:
             parts.append(f"cosine {self.cosine:.3f}, {self.gain:.3g} times the expected values")
         if self.excess is not None:
             parts.append(f"error {self.excess:.3g} times the limit" if self.excess < inf else "error beyond any limit")
-        return ": ".join([f"{self.kind.value}: {parts[0]}", ", ".join(p for p in parts[1:] if p)])
+        return printable(": ".join([f"{self.kind.value}: {parts[0]}", ", ".join(p for p in parts[1:] if p)]))
 
     def _place(self) -> str:
         if self.index is None:
@@ -100,12 +99,18 @@ class Finding:
         many = f", {self.count:,} of {self.of:,}" if self.of else ""
         return f"{self.where}, {noun} {self.index:,}{at}{many}"
 
-    def to_json(self) -> dict[str, JSON]:
-        """Return its fields for the record, without empty ones."""
-        fields = {**asdict(self), "kind": self.kind.value, "sentence": self.sentence()}
-        for name in ("excess", "cosine", "gain"):
-            fields[name] = None if fields[name] is None else number(fields[name])
-        return {k: v for k, v in fields.items() if v not in {None, ""} or k == "wrong"}
+    @property
+    def place(self) -> Place:
+        """Where it is: a weight or a key, without an op, or a node of the first step."""
+        op, _, name = self.where.partition(" ") if self.kind is FindingKind.LAYER else ("NONE", "", self.where)
+        return Place(Fault.NODE, op=op if name else "NONE", name=printable(name or self.where))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Its numbers, as far as they are known and finite."""
+        numbers = {"index": self.index, "row": self.row, "values_per_block": self.per or None, "cosine": self.cosine,
+                   "gain": self.gain, "count": self.count or None, "of": self.of or None}  # fmt: skip
+        return {k: float(n) for k, n in numbers.items() if n is not None and isfinite(n)}
 
 
 def _short(value: JSON) -> str:

@@ -29,7 +29,7 @@ def silent(_: str) -> None:
 
 
 @dataclass(slots=True)
-class Trajectory:
+class GraphOutputs:
     """A backend's results for the graphs, each started from the caches of the previous one."""
 
     outputs: list[Mapping[Tensor, Bytes]] = field(default_factory=list)
@@ -60,15 +60,15 @@ def _rows(t: Tensor, data: Bytes) -> F32:
     return np.asarray(data.view("<f4").reshape(-1, t.ne[0]))
 
 
-def run(backend: Backend, case: Case, *, say: Say = silent) -> Trajectory:
+def run(backend: Backend, case: Case, *, say: Say = silent) -> GraphOutputs:
     """Run the steps in order; BackendError, with its step, if the backend fails."""
     *_, found = steps(backend, case, say)
     return found
 
 
-def steps(backend: Backend, case: Case, say: Say = silent) -> Iterator[Trajectory]:
+def steps(backend: Backend, case: Case, say: Say = silent) -> Iterator[GraphOutputs]:
     """Run the steps in order; yield the results so far, one object, after each. Raises as `run`."""
-    found = Trajectory()
+    found = GraphOutputs()
     with backend.open(case) as session:
         for k, step in enumerate(case.steps):
             say(f"step {k + 1} of {len(case.steps)}")
@@ -93,7 +93,7 @@ def caches_of(session: Session, case: Case) -> dict[Tensor, Bytes]:
     return {t: pack(session.read(t), t, 0) for t in case.caches() if t not in hidden}
 
 
-def judge(case: Case, found: Trajectory, expected: Trajectory, arithmetic: Arithmetic) -> list[Judged]:
+def judge(case: Case, found: GraphOutputs, expected: GraphOutputs, arithmetic: Arithmetic) -> list[Judged]:
     """Judge all outputs of the common steps, and the final caches, by their chain of nodes.
 
     `expected` was computed in `arithmetic`.

@@ -26,10 +26,10 @@ from conformance.run.locate import with_nodes
 from conformance.suite.batch import isolated_nodes
 
 from . import blocks, figures
-from .check import layer_of
-from .finding import Finding, Kind
+from .finding import Finding, FindingKind
 from .graphs import Say
 from .modelfile import ModelFile
+from .recording import layer_of
 
 DRAWS = 8
 """Draws of noise for a node that is wrong by the first."""
@@ -65,9 +65,9 @@ def first(files: Files, a: Case, b: Case, reference: Backend, say: Say) -> Findi
     nodes, others = (list(case.steps[0].graph) for case in (a, b))
     for x, y in zip(nodes, others, strict=False):
         if (x.op, x.type, x.ne, x.name) != (y.op, y.type, y.ne, y.name):
-            return Finding(Kind.LAYER, str(y), why="another node", expected=_words(y), found=_words(x))
+            return Finding(FindingKind.LAYER, str(y), why="another node", expected=_words(y), found=_words(x))
     if len(nodes) != len(others):
-        return Finding(Kind.LAYER, "the graph", why="number of nodes", expected=len(others), found=len(nodes))
+        return Finding(FindingKind.LAYER, "the graph", why="number of nodes", expected=len(others), found=len(nodes))
     say(f"layers: computing every node with {files.b.path.name}")
     given = execute(reference, b, every_node=[0]).steps[0].outputs
     same = dict(zip(others, nodes, strict=True))
@@ -87,8 +87,9 @@ def first(files: Files, a: Case, b: Case, reference: Backend, say: Say) -> Findi
         layer = layer_of(node, a.steps[0].graph)
         where = "outside the layers" if layer is None else f"from layer {layer} on"
         why = where if node.op_params == other.op_params else f"{where}, its parameters differ"
-        return Finding(Kind.LAYER, f"{node.op} {node.name}", why=f"{why}: NMSE {errors[node]:.2g}, quantising costs "
-                       f"{share:.2g}", excess=errors[node] / (blocks.SURE * share) if share else inf)  # fmt: skip
+        why = f"{why}: NMSE {errors[node]:.2g}, quantising costs {share:.2g}"
+        excess = errors[node] / (blocks.SURE * share) if share else inf
+        return Finding(FindingKind.LAYER, f"{node.op} {node.name}", why=why, excess=excess)
     return None
 
 

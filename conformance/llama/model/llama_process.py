@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.case import casefile
 from conformance.case.case import Case
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UsageError
 from conformance.llama.live.llama import Device
 from conformance.llama.zoo.family import Request
 from conformance.process import Deadline, Worker, WorkerDiedError, WorkerTimeoutError
@@ -64,7 +64,7 @@ class Setting:
 PLAIN = Setting()
 
 
-class Place(NamedTuple):
+class LogitsRow(NamedTuple):
     """Where a row of logits belongs."""
 
     slot: int
@@ -109,7 +109,7 @@ class Decoded:
     """`[rows, n_vocab]`: of each token whose results were requested, in order."""
     answers: list[list[list[int]]]
     """Slot -> the answer of each of its turns."""
-    places: list[Place]
+    places: list[LogitsRow]
     """The place of each row."""
     resident: int | None
     """Resident bytes of the process after the run."""
@@ -118,6 +118,14 @@ class Decoded:
     def tokens(self) -> list[int]:
         """The answers, joined."""
         return [token for turns in self.answers for answer in turns for token in answer]
+
+
+class LlamaEndedError(UsageError):
+    """llama.cpp's process ended or did not answer; `failure` is the error of a backend."""
+
+    def __init__(self, text: str, failure: BackendError) -> None:
+        super().__init__(text)
+        self.failure = failure
 
 
 class LlamaProcess:
@@ -187,15 +195,17 @@ class LlamaProcess:
         file = Path(self._folder.name, "logits.npy")
         reply = self._ask({"play": asdict(DecodeRequest(talk, setting, str(file), case, every))})
         logits: F32 = np.load(file)
-        return Decoded(logits, reply["answers"], [Place(*p) for p in reply["places"]], resident(self._worker.pid))
+        return Decoded(logits, reply["answers"], [LogitsRow(*p) for p in reply["places"]], resident(self._worker.pid))
 
     def _ask(self, header: dict[str, Any]) -> dict[str, Any]:
         try:
             return self._worker.ask(header)[0]
         except WorkerTimeoutError as e:
-            raise UsageError(f"llama.cpp: {e}; raise --time-limit") from None
+            text = f"llama.cpp: {e}; raise --time-limit"
+            raise LlamaEndedError(text, BackendTimeoutError(text)) from None
         except WorkerDiedError as e:
-            raise UsageError(f"llama.cpp ended its process ({e.how}): {' / '.join(e.lines[-3:])}") from None
+            text = f"llama.cpp ended its process ({e.how}): {' / '.join(e.lines[-3:])}"
+            raise LlamaEndedError(text, BackendCrashError(text, words="\n".join(e.lines), died=e.how)) from None
 
     def close(self) -> None:
         """End the process and remove its files."""

@@ -46,7 +46,7 @@ place. The margin allows for nodes that make an error smaller or larger."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Culprit:
     """The first wrong node, cache or output."""
 
     judged: Judged
@@ -82,7 +82,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostOutput:
     """A node whose value changes if other outputs are requested: its output gets lost."""
 
     judged: Judged
@@ -123,7 +123,7 @@ class Contradiction:
         return f"two methods disagree: each node alone, with its own inputs: {one}; graphs that end earlier: {other}"
 
 
-Unplaced = Lost | Contradiction
+Unplaced = LostOutput | Contradiction
 """Why no node is named."""
 
 
@@ -144,19 +144,19 @@ def first(
     inspected: Sequence[Inspected],
     reopen: Reopen,
     say: Say,
-) -> Found | Unplaced | None:
+) -> Culprit | Unplaced | None:
     """Return the first wrong node, cache or output of a run; None if every step is right.
 
     A node is returned if two methods agree: it is wrong alone, with recorded inputs, and at the end of a graph, while
     its sources are right at the ends of theirs. A cache or output is returned if each node alone is right. Other
-    results are a choice of experts at a near-tie (`TIE`) that explains the error, `Lost` if lost outputs hide which
-    node is wrong, and a `Contradiction`.
+    results are a choice of experts at a near-tie (`TIE`) that explains the error, `LostOutput` if lost outputs hide
+    which node is wrong, and a `Contradiction`.
 
     `inspected`: steps with their wrong nodes. `reference` computes in the backend's arithmetic. BackendError if either
     fails.
     """
     found = _first(backend, reference, case, inspected, reopen, say)
-    if not isinstance(found, Found) or found.fault is not Fault.NODE:
+    if not isinstance(found, Culprit) or found.fault is not Fault.NODE:
         return found
     say("checking the node with graphs that end earlier")
     probe, least = _probe(backend, reference, found.run, ()), SHARE * _weight([found.judged])
@@ -168,9 +168,9 @@ def first(
 
 def _first(
     backend: Backend, reference: Backend, case: Case, inspected: Sequence[Inspected], reopen: Reopen, say: Say
-) -> Found | Unplaced | None:
+) -> Culprit | Unplaced | None:
     seen = next((alone(backend, reference, run, _culprit(wrong)) for run, wrong in inspected if wrong), None)
-    upto = seen.run.step if isinstance(seen, Found) else len(case.steps)
+    upto = seen.run.step if isinstance(seen, Culprit) else len(case.steps)
     step = _first_step(backend, reference, case, upto, say)
     if step is None:
         return seen
@@ -178,10 +178,10 @@ def _first(
     lost = None
     if wrong := run.wrong(reference):
         found = alone(backend, reference, run, _culprit(wrong))
-        if isinstance(found, Found):
+        if isinstance(found, Culprit):
             return found
         one_by_one = _one_by_one(backend, reference, run, step, say)
-        if isinstance(one_by_one, (Found, Contradiction)):
+        if isinstance(one_by_one, (Culprit, Contradiction)):
             return one_by_one
         lost = replace(found, minor=one_by_one)
     elif tie := _tie(run, reference):
@@ -206,14 +206,14 @@ def _culprit(wrong: Sequence[Judged]) -> Judged:
     return next(j for j in wrong if _weight([j]) >= enough)
 
 
-def alone(backend: Backend, reference: Backend, run: StepRun, judged: Judged) -> Found | Lost:
-    """Request a wrong node alone: `Found` if it is wrong by the same error, else `Lost`."""
+def alone(backend: Backend, reference: Backend, run: StepRun, judged: Judged) -> Culprit | LostOutput:
+    """Request a wrong node alone: `Culprit` if it is wrong by the same error, else `LostOutput`."""
     probe = _probe(backend, reference, run, _wrong_outputs(backend, reference, run))
     named = probe.named(judged)
     if named is judged:
-        return Found(judged, run, Fault.NODE)
+        return Culprit(judged, run, Fault.NODE)
     ends = named is None and probe.judged(0, judged.tensor, run.case.steps[0].graph.nodes[-1]) is not None
-    return Lost(judged, run, ends, named)
+    return LostOutput(judged, run, ends, named)
 
 
 def _wrong_outputs(backend: Backend, reference: Backend, run: StepRun) -> list[Judged]:
@@ -228,8 +228,8 @@ def _probe(backend: Backend, reference: Backend, run: StepRun, off: Sequence[Jud
 
 
 def _one_by_one(
-    backend: Backend, reference: Backend, run: StepRun, step: Found, say: Say
-) -> Found | Contradiction | Sequence[Judged]:
+    backend: Backend, reference: Backend, run: StepRun, step: Culprit, say: Say
+) -> Culprit | Contradiction | Sequence[Judged]:
     """Locate the fault if requesting every node gives no usable values.
 
     Runs each node in its own graph with right inputs. Returns the worst node of the op and types whose errors together
@@ -248,7 +248,7 @@ def _one_by_one(
     heaviest = max(kinds.values(), key=_weight, default=[])
     minor = [j for kind in kinds.values() for j in kind if _weight(kind) < enough]
     if heaviest and _weight(heaviest) >= enough:
-        return Found(_culprit(heaviest), fed, Fault.NODE, similar=len(heaviest) - 1, minor=minor)
+        return Culprit(_culprit(heaviest), fed, Fault.NODE, similar=len(heaviest) - 1, minor=minor)
     say("no single node explains it: trying graphs that end earlier")
     traced = _probe(backend, reference, run, off).traced(step.judged, enough)
     return Contradiction(None, traced, run, minor) if traced else minor
@@ -270,7 +270,7 @@ def _values_apart(backend: Backend, run: StepRun, say: Say) -> dict[Tensor, Byte
     return found
 
 
-def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say: Say) -> Found | None:
+def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say: Say) -> Culprit | None:
     """Return the first of `upto` steps that is wrong from the backend's own caches.
 
     It names the step's first wrong tensor in order of computation.
@@ -284,7 +284,7 @@ def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say
             wrong = [j for j in _judge(run.case, reference, values) if j.used > 1]
             if wrong:
                 nodes = step.graph.nodes
-                return Found(min(wrong, key=lambda j: nodes.index(_writer(j.tensor, step.graph))), run, Fault.GRAPH)
+                return Culprit(min(wrong, key=lambda j: nodes.index(_writer(j.tensor, step.graph))), run, Fault.GRAPH)
     return None
 
 
@@ -319,7 +319,7 @@ class Saved:
     """Size of the saved case, and the command that runs it."""
 
 
-def save(spec: Spec, found: Found, case: Case, folder: Path, isolation: Isolation, budget: float, say: Say) -> Saved:
+def save(spec: Spec, found: Culprit, case: Case, folder: Path, isolation: Isolation, budget: float, say: Say) -> Saved:
     """Shrink the smallest failing case within `budget` seconds and save it in `folder`.
 
     Candidates are the node alone, its step, and all steps up to it. If none fails, the step is saved unshrunk.
@@ -348,7 +348,7 @@ def save(spec: Spec, found: Found, case: Case, folder: Path, isolation: Isolatio
     return Saved(path, f"not shrunk, since no part of the run fails by itself: {again}")
 
 
-def _candidates(found: Found, case: Case) -> list[Case]:
+def _candidates(found: Culprit, case: Case) -> list[Case]:
     whole = [_bare(found.run.case), replace(case, steps=[_without(s) for s in case.steps[: found.run.step + 1]])]
     if found.fault == Fault.STALE:
         return whole[1:]
@@ -363,7 +363,7 @@ def _without(step: Step) -> Step:
     return Step(step.graph, step.inputs, step.outputs)
 
 
-def _node(found: Found) -> Case:
+def _node(found: Culprit) -> Case:
     """Make a case of the node alone: each source is a leaf with the recorded bytes."""
     every, original = isolated_nodes(found.run.case, 0)
     return _apart(every, next(c for c, n in original.items() if n is found.judged.tensor), found.run.case.id)

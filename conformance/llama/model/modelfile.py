@@ -20,7 +20,7 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.quants import Raw, to_float
 from conformance.ggml.types import TYPES, GGMLType
 
-Value = bool | int | float | str | list[str] | NDArray[Any]
+KeyValue = bool | int | float | str | list[str] | NDArray[Any]
 """Value of a key; an array of numbers is an ndarray, one of texts a list."""
 F32 = NDArray[np.float32]
 
@@ -33,7 +33,7 @@ _MAX_DIMS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor of a file."""
 
     name: str
@@ -60,8 +60,8 @@ class ModelFile:
     """A GGUF file; its tensors stay on disk until they are read."""
 
     path: Path
-    keys: Mapping[str, Value]
-    tensors: Mapping[str, Stored]
+    keys: Mapping[str, KeyValue]
+    tensors: Mapping[str, StoredTensor]
     data: memoryview
     """The whole file."""
     alignment: int = _ALIGNMENT
@@ -79,13 +79,13 @@ class ModelFile:
         found = self.keys.get(f"{self.arch}.{key}")
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
-    def readable(self) -> Iterator[Stored]:
+    def readable(self) -> Iterator[StoredTensor]:
         """Yield tensors of known type that have rows of whole blocks and are not cut off."""
         for t in self.tensors.values():
             if t.type is not None and t.n_blocks and not t.ne[0] % t.type.blck_size and t.name not in self.cut:
                 yield t
 
-    def raw(self, t: Stored, first: int, n: int) -> Raw:
+    def raw(self, t: StoredTensor, first: int, n: int) -> Raw:
         """Return `n` blocks (or elements) from `first` on, laid out as for `quants.to_float`."""
         assert t.type is not None
         size = t.type.type_size
@@ -94,7 +94,7 @@ class ModelFile:
             return found.reshape(n, size)
         return found.view(t.type.dtype or np.dtype("<u2"))
 
-    def values(self, t: Stored, first: int, n: int) -> F32:
+    def values(self, t: StoredTensor, first: int, n: int) -> F32:
         """Return the values of `n` blocks (or elements) from `first` on."""
         assert t.type is not None
         return np.asarray(to_float(t.type, self.raw(t, first, n)), np.float32)
@@ -125,7 +125,7 @@ def _read(path: Path, data: memoryview) -> ModelFile:
         )
         raise UsageError(f"{path}: GGUF version {swapped if swapped in {2, 3} else version}: {why}")
     n_tensors, n_keys = walk.unpack("<QQ")
-    keys: dict[str, Value] = {}
+    keys: dict[str, KeyValue] = {}
     for _ in range(n_keys):
         key = walk.text()
         keys[key] = walk.value(*walk.unpack("<I"))
@@ -146,7 +146,7 @@ def _read(path: Path, data: memoryview) -> ModelFile:
     given = keys.get("general.alignment", _ALIGNMENT)
     alignment = given if isinstance(given, int) and given > 0 and not given & given - 1 else _ALIGNMENT
     start = -(-walk.at // alignment) * alignment
-    tensors = {n: Stored(n, _TYPES.get(id_), ne, start + at, id_) for n, (id_, ne, at) in found.items()}
+    tensors = {n: StoredTensor(n, _TYPES.get(id_), ne, start + at, id_) for n, (id_, ne, at) in found.items()}
     cut = tuple(t.name for t in tensors.values() if t.offset + t.n_bytes > len(data))
     return ModelFile(path, keys, tensors, data, alignment, cut)
 
@@ -171,7 +171,7 @@ class _Walk:
     def text(self) -> str:
         return str(self.take(*self.unpack("<Q")), "utf-8", "surrogateescape")
 
-    def value(self, kind: int) -> Value:
+    def value(self, kind: int) -> KeyValue:
         if kind == _STRING:
             return self.text()
         if kind != _ARRAY:

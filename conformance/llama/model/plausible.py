@@ -17,9 +17,9 @@ from conformance.ggml.quants.blocks import as_blocks
 
 from . import blocks, vocabulary
 from .blocks import CHUNK, STEP_OVER
-from .finding import Finding, Kind
+from .finding import Finding, FindingKind
 from .graphs import Say
-from .modelfile import ModelFile, Stored
+from .modelfile import ModelFile, StoredTensor
 
 FAR = 32.0
 """Factor on the largest values of the tensor's blocks above which one is unusual."""
@@ -56,20 +56,20 @@ def header(file: ModelFile) -> Iterator[Finding]:
 def _storage(file: ModelFile) -> Iterator[Finding]:
     given = file.keys.get("general.alignment", file.alignment)
     if given != file.alignment or isinstance(given, bool):
-        yield Finding(Kind.STORAGE, "general.alignment", expected="a power of two", found=str(given))
+        yield Finding(FindingKind.STORAGE, "general.alignment", expected="a power of two", found=str(given))
     end, before = 0, ""
     for t in sorted(file.tensors.values(), key=lambda t: t.offset):
         if t.type is None:
-            yield Finding(Kind.STORAGE, t.name, why="ggml has no such type; a fork or a newer version may",
+            yield Finding(FindingKind.STORAGE, t.name, why="ggml has no such type; a fork or a newer version may",
                           found=t.type_id)  # fmt: skip
         elif t.ne[0] % t.type.blck_size:
-            yield Finding(Kind.STORAGE, t.name, why=f"{t.type} has rows of whole blocks of {t.type.blck_size} values",
-                          found=t.ne[0])  # fmt: skip
+            why = f"{t.type} has rows of whole blocks of {t.type.blck_size} values"
+            yield Finding(FindingKind.STORAGE, t.name, why=why, found=t.ne[0])
         if t.offset < end:
-            yield Finding(Kind.STORAGE, t.name, why=f"it overlaps {before}", expected=end, found=t.offset)
+            yield Finding(FindingKind.STORAGE, t.name, why=f"it overlaps {before}", expected=end, found=t.offset)
         end, before = max(end, t.offset + t.n_bytes), t.name
     if file.cut:
-        yield Finding(Kind.STORAGE, file.cut[0], why=f"{len(file.cut)} tensors end after the end of the file",
+        yield Finding(FindingKind.STORAGE, file.cut[0], why=f"{len(file.cut)} tensors end after the end of the file",
                       expected=end, found=len(file.data))  # fmt: skip
 
 
@@ -77,21 +77,21 @@ def _metadata(file: ModelFile) -> Iterator[Finding]:
     layers = {int(m[1]) for name in file.tensors if (m := _LAYER.match(name))}
     count = file.number("block_count")
     if layers and count is not None and max(layers) >= count:
-        yield Finding(Kind.METADATA, f"{file.arch}.block_count", why=f"there is blk.{max(layers)}", found=count)
+        yield Finding(FindingKind.METADATA, f"{file.arch}.block_count", why=f"there is blk.{max(layers)}", found=count)
     heads, kv = file.number("attention.head_count"), file.number("attention.head_count_kv")
     if heads and kv and heads % kv:
-        yield Finding(Kind.METADATA, f"{file.arch}.attention.head_count_kv", why=f"a divisor of {heads} expected",
-                      found=kv)  # fmt: skip
+        key = f"{file.arch}.attention.head_count_kv"
+        yield Finding(FindingKind.METADATA, key, why=f"a divisor of {heads} expected", found=kv)
     width = file.number("embedding_length")
     for name in ("output_norm.weight", "output.weight"):
         if width and name in file.tensors and file.tensors[name].ne[0] != width:
-            yield Finding(Kind.SHAPE, name, why=f"ne[0] is {file.arch}.embedding_length", expected=width,
+            yield Finding(FindingKind.SHAPE, name, why=f"ne[0] is {file.arch}.embedding_length", expected=width,
                           found=file.tensors[name].ne[0])  # fmt: skip
     for key, value in file.keys.items():
         if isinstance(value, float) and not np.isfinite(value):
-            yield Finding(Kind.METADATA, key, why="a finite number expected", found=str(value))
+            yield Finding(FindingKind.METADATA, key, why="a finite number expected", found=str(value))
         elif key.endswith("_epsilon") and isinstance(value, float) and not 0 <= value < 0.1:
-            yield Finding(Kind.METADATA, key, wrong=False, why="an epsilon is small", found=value)
+            yield Finding(FindingKind.METADATA, key, wrong=False, why="an epsilon is small", found=value)
 
 
 def _gaps(file: ModelFile) -> Iterator[Finding]:
@@ -103,10 +103,12 @@ def _gaps(file: ModelFile) -> Iterator[Finding]:
     layers = set().union(*having.values())
     for name, found in having.items():
         if "norm" in name and len(layers) > 2 and len(missing := layers - found) == 1:
-            yield Finding(Kind.MISSING, f"blk.{missing.pop()}.{name}", why="each other layer has one", wrong=False)
+            yield Finding(
+                FindingKind.MISSING, f"blk.{missing.pop()}.{name}", why="each other layer has one", wrong=False
+            )
 
 
-def _values(file: ModelFile, t: Stored) -> Iterator[Finding]:
+def _values(file: ModelFile, t: StoredTensor) -> Iterator[Finding]:
     assert t.type is not None
     if not blocks.comparable(t, t):
         return
@@ -120,20 +122,20 @@ def _values(file: ModelFile, t: Stored) -> Iterator[Finding]:
         low[part], high[part] = x.min(axis=1), x.max(axis=1)
     bad = np.flatnonzero(~np.isfinite(low + high))
     if len(bad):
-        yield _found(Kind.NOT_FINITE, t, per, bad, "NaN or infinite")
+        yield _found(FindingKind.NOT_FINITE, t, per, bad, "NaN or infinite")
         return
     yield from _signs(file, t)
     top = np.maximum(np.abs(low), np.abs(high))
     if not top.any():
         if len(t.ne) > 1 and t.ne[1] > 1:
-            yield Finding(Kind.CONSTANT, t.name, why="every value is 0")
+            yield Finding(FindingKind.CONSTANT, t.name, why="every value is 0")
         return
     if per > 1 and len(t.ne) > 1 and t.ne[1] > 1:
         yield from _constant(t, per, low == high, top)
         yield from _far(t, per, top)
 
 
-def _signs(file: ModelFile, t: Stored) -> Iterator[Finding]:
+def _signs(file: ModelFile, t: StoredTensor) -> Iterator[Finding]:
     """Yield blocks with a negative scale of a type that has none."""
     assert t.type is not None
     if t.type.name not in _POSITIVE:
@@ -143,10 +145,10 @@ def _signs(file: ModelFile, t: Stored) -> Iterator[Finding]:
         raw = file.raw(t, first, min(step, t.n_blocks - first))
         bad.append(np.flatnonzero(as_blocks(t.type, raw)["d"] < 0) + first)
     if len(found := np.concatenate(bad)):
-        yield _found(Kind.SCALE, t, t.type.blck_size, found, "a negative scale, which no quantiser writes")
+        yield _found(FindingKind.SCALE, t, t.type.blck_size, found, "a negative scale, which no quantiser writes")
 
 
-def _constant(t: Stored, per: int, constant: NDArray[np.bool_], top: NDArray[np.float32]) -> Iterator[Finding]:
+def _constant(t: StoredTensor, per: int, constant: NDArray[np.bool_], top: NDArray[np.float32]) -> Iterator[Finding]:
     """Yield few constant blocks in rows with other values, if none is nearly so."""
     assert t.type is not None
     if t.type.type_size * 8 < COARSE * t.type.blck_size or constant.all():
@@ -156,10 +158,10 @@ def _constant(t: Stored, per: int, constant: NDArray[np.bool_], top: NDArray[np.
     others = top[~constant]
     if 0 < len(bad) <= max(1, FEW * len(constant)) and others.min() * GAP > np.median(others):
         why = "every value is 0" if not top[bad[0]] else "all values are equal"
-        yield _found(Kind.CONSTANT, t, per, bad, why, wrong=False)
+        yield _found(FindingKind.CONSTANT, t, per, bad, why, wrong=False)
 
 
-def _far(t: Stored, per: int, top: NDArray[np.float32]) -> Iterator[Finding]:
+def _far(t: StoredTensor, per: int, top: NDArray[np.float32]) -> Iterator[Finding]:
     """Yield blocks with values far above those of the tensor, row and column."""
     found = np.flatnonzero(top > FAR * np.percentile(top, LARGE, method="lower"))
     grid, columns = top.reshape(-1, t.ne[0] // per), t.ne[0] // per
@@ -170,11 +172,13 @@ def _far(t: Stored, per: int, top: NDArray[np.float32]) -> Iterator[Finding]:
         if top[k] > NEAR * others.max(initial=0.0):
             bad.append(int(k))
     if bad:
-        yield _found(Kind.SCALE, t, per, np.array(bad), "values far above their neighbours'", wrong=False,
+        yield _found(FindingKind.SCALE, t, per, np.array(bad), "values far above their neighbours'", wrong=False,
                      found=float(top[bad[0]]))  # fmt: skip
 
 
-def _found(kind: Kind, t: Stored, per: int, bad: NDArray[np.intp], why: str, **evidence: object) -> Finding:
+def _found(
+    kind: FindingKind, t: StoredTensor, per: int, bad: NDArray[np.intp], why: str, **evidence: object
+) -> Finding:
     """Make a finding of units of `per` values; its block is one of the type if it has any."""
     assert t.type is not None
     size = max(per, t.type.blck_size)

@@ -25,9 +25,10 @@ import json
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp, inf, log
 
 import msgspec
@@ -37,11 +38,14 @@ from conformance.case.case import JSON
 from conformance.case.streams import Stream
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.judge.evidence import Error
+from conformance.judge.verdict import Result, Verdict
 
-from .answer import RIGHT, SAME, WRONG, number
-from .figures import F32, log_softmax
+from .figures import F32, log_softmax, number
 from .graphs import Say, silent
 from .llama_process import LlamaProcess, Setting, Talk, Turn
+from .recording import ModelRecording
+from .references import SAME
 from .turns import Checking, setting
 
 ALARM = 1e-3
@@ -67,7 +71,9 @@ CACHES = ("cache=q8_0", "cache=q5_1", "cache=q5_0", "cache=q4_1", "cache=q4_0")
 TIMEOUT = 600.0
 """Seconds for an answer of the server."""
 
-Row = Mapping[int, float]
+PLAIN_DEFAULTS = partial(setting, flash_attn=True)
+"""Parses a setting of a model with flash attention."""
+Candidates = Mapping[int, float]
 """Token -> log probability."""
 
 
@@ -99,14 +105,14 @@ class Usage(msgspec.Struct):
     completion_tokens: int
 
 
-class Reply(msgspec.Struct):
+class Completion(msgspec.Struct):
     """The reply of a completions endpoint."""
 
     choices: list[Choice]
     usage: Usage | None = None
 
 
-class Server:
+class CompletionServer:
     """A completions endpoint; UsageError for a URL of another kind.
 
     `llama` has the texts of tokens, for a server that sends no ids.
@@ -118,7 +124,7 @@ class Server:
         self.url = f"{url.rstrip('/').removesuffix('/v1')}/v1/completions"
         self._llama, self._ids = llama, dict[str, int]()
 
-    def complete(self, prompt: Sequence[int], n: int) -> tuple[list[int], Sequence[Row]]:
+    def complete(self, prompt: Sequence[int], n: int) -> tuple[list[int], Sequence[Candidates]]:
         """Return up to `n` greedy tokens after a prompt, and the candidates of each.
 
         None of them if the reply lacks some: llama-server leaves out tokens that end within a character.
@@ -133,7 +139,7 @@ class Server:
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as response:  # noqa: S310  # checked above
-                reply = msgspec.json.decode(response.read(), type=Reply)
+                reply = msgspec.json.decode(response.read(), type=Completion)
         except urllib.error.HTTPError as e:
             said = e.read(400).decode(errors="replace")
             raise UnavailableError(f"{self.url}: HTTP {e.code} for {len(prompt)} tokens: {said}") from None
@@ -151,7 +157,7 @@ class Server:
             return [c.id for c in found.content], rows
         return self._by_text(found)
 
-    def _by_text(self, found: Logprobs) -> tuple[list[int], Sequence[Row]]:
+    def _by_text(self, found: Logprobs) -> tuple[list[int], Sequence[Candidates]]:
         """Find tokens by their texts, up to the first whose text is not that of one token alone."""
         if not self._ids:
             words = self._llama.words(range(self._llama.n_vocab))
@@ -165,12 +171,12 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Continuation:
     """One prompt with the server's tokens."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
-    rows: Sequence[Row]
+    rows: Sequence[Candidates]
     """The server's candidates."""
     kl: float
     """Geometric mean of d from llama.cpp; infinite with a token that the model lacks."""
@@ -187,15 +193,16 @@ class Block:
 
 @dataclass(slots=True)
 class Judgement:
-    """The verdict on a server."""
+    """Measurements of a server; `result` is made of them."""
 
     server: str
     variants: int = 1
     """Number m of right runs that differ from the pivot."""
-    verdict: str = RIGHT
+    wrong: bool = False
+    """True if it does not run the model as llama.cpp does."""
     rounding: float = SAME
     """KL between llama.cpp and float64 on the first prompt."""
-    blocks: dict[int, list[Block]] = field(default_factory=dict)
+    blocks: dict[int, list[Continuation]] = field(default_factory=dict)
     """Length of prompts -> what was measured."""
     fits: str = ""
     """The setting that explains the distance."""
@@ -212,7 +219,7 @@ class Judgement:
         return float(np.mean(each))
 
     @property
-    def every(self) -> list[Block]:
+    def every(self) -> list[Continuation]:
         """All prompts."""
         return [b for blocks in self.blocks.values() for b in blocks]
 
@@ -222,7 +229,7 @@ class Judgement:
         return sum(len(b.answer) for b in self.every)
 
     @property
-    def worst(self) -> Block:
+    def worst(self) -> Continuation:
         """The prompt with the largest distance."""
         return max(self.every, key=lambda b: b.kl / b.limit)
 
@@ -230,12 +237,12 @@ class Judgement:
     def talk(self) -> Talk | None:
         """The worst prompt of a wrong server, to locate the fault; None if there is none."""
         b = self.worst
-        return [[Turn(b.prompt, forced=b.answer)]] if self.verdict == WRONG and b.kl < inf else None
+        return [[Turn(b.prompt, forced=b.answer)]] if self.wrong and b.kl < inf else None
 
     def sentence(self) -> str:
         """Return the verdict in one sentence."""
         n = f"{self.tokens} tokens of {len(self.every)} prompts"
-        if self.verdict == RIGHT:
+        if not self.wrong:
             return f"the same model: KL {self.worst.kl:.1g} at most, {n}, e-value {self.e_value:.2g}"
         agree = sum(b.agree for b in self.every) / self.tokens
         why = f"wrong from position {self.position} on" if self.position else (
@@ -244,10 +251,20 @@ class Judgement:
         b = self.worst
         return f"wrong: KL {b.kl:.1g}, at most {b.limit:.1g} expected, after {n}, e-value {self.e_value:.2g}: {why}"
 
+    def result(self, case_id: str) -> Result:
+        """Return the result of a case of the family `model`; the backend is the server."""
+        said, kl = self.sentence(), number(self.worst.kl)
+        metrics = {"e_value": self.e_value, "tokens": float(self.tokens), **({} if kl is None else {"kl_max": kl})}
+        if self.wrong:
+            return Result(
+                case_id, self.server, Verdict.FAIL, error=Error(said), notes=tuple(self.notes), metrics=metrics
+            )
+        return Result(case_id, self.server, Verdict.PASS, notes=(said, *self.notes), metrics=metrics)
+
     def to_json(self) -> dict[str, JSON]:
-        """Return the fields of the record."""
+        """Return what a `Result` has no field for: each prompt, and what explains an alarm."""
         return {
-            "answer": self.sentence(), "verdict": self.verdict, "tokens": self.tokens, "e_value": self.e_value,
+            "answer": self.sentence(), "tokens": self.tokens, "e_value": self.e_value,
             "alarm": 1 / ALARM, "variants": self.variants, "rounding": self.rounding, "fits": self.fits or None,
             "position": self.position, "notes": list(self.notes),
             "prompts": [{"length": len(b.prompt), "kl": number(b.kl), "limit": b.limit, "excess": b.excess,
@@ -255,7 +272,7 @@ class Judgement:
         }  # fmt: skip
 
 
-def distance(one: Sequence[Row], other: Sequence[Row]) -> float:
+def distance(one: Sequence[Candidates], other: Sequence[Candidates]) -> float:
     """Return the geometric mean over rows of d, at least `SAME`; infinite with NaN."""
     total = 0.0
     for p, q in zip(one, other, strict=True):
@@ -265,16 +282,16 @@ def distance(one: Sequence[Row], other: Sequence[Row]) -> float:
 
 
 @dataclass(slots=True)
-class Judge:
+class ServerJudge:
     """Compares a server with right runs of llama.cpp."""
 
-    server: Server
+    server: CompletionServer
     llama: LlamaProcess
     packed: LlamaProcess
     """The same model with repacked weights."""
     check: Checking
-    flash_attn: bool = True
-    """The model's default."""
+    read: Callable[[str], Setting] = PLAIN_DEFAULTS
+    """Parses a setting; it has the model's defaults."""
     say: Say = silent
     runs: list[tuple[LlamaProcess, Setting]] = field(init=False)
     """The pivot, and the variants that the model can run."""
@@ -282,14 +299,11 @@ class Judge:
     """`Judgement.rounding`; 0 before the first prompt."""
 
     def __post_init__(self) -> None:
-        self.runs = [(llama, self._setting("")) for llama in (self.llama, self.packed)]
+        self.runs = [(llama, self.read("")) for llama in (self.llama, self.packed)]
         for text in VARIANTS:
             with suppress(UsageError):
-                self._play(self.llama, self._setting(text), [0], [0])
-                self.runs.append((self.llama, self._setting(text)))
-
-    def _setting(self, text: str) -> Setting:
-        return setting(text, flash_attn=self.flash_attn)
+                self._play(self.llama, self.read(text), [0], [0])
+                self.runs.append((self.llama, self.read(text)))
 
     def judge(self, first: Sequence[int] = (), tokens: int = MOST) -> Judgement:
         """Judge the server by prompts of random tokens, after the prompt `first` if there is one.
@@ -320,17 +334,17 @@ class Judge:
         if not result.every:
             raise UnavailableError(f"{self.server.url}: it generates no tokens that the model has")
         if result.e_value >= 1 / ALARM:
-            result.verdict = WRONG
+            result.wrong = True
             self._explain(result)
         return result
 
-    def block(self, prompt: Sequence[int], n: int) -> Block | None:
-        """Measure one prompt; None if no token is known. Raises as `Server.complete`."""
+    def block(self, prompt: Sequence[int], n: int) -> Continuation | None:
+        """Measure one prompt; None if no token is known. Raises as `CompletionServer.complete`."""
         answer, rows = self.server.complete(prompt, n)
         if not answer:
             return None
         if max(token for row in rows for token in row) >= self.llama.n_vocab:
-            return Block(prompt, answer, rows, inf, SAME, 0)
+            return Continuation(prompt, answer, rows, inf, SAME, 0)
         pivot, *others = (self._play(llama, how, prompt, answer) for llama, how in self.runs)
         if not self._floor:  # the first prompt
             some = rows[:EXACT_ROWS]
@@ -342,13 +356,12 @@ class Judge:
         right = at(pivot, rows)
         most = max(self._floor, *(distance(at(x, rows), right) for x in others))
         agree = int(np.sum(pivot.argmax(1) == answer))
-        return Block(prompt, answer, rows, distance(rows, right), FACTOR * most, agree)
+        return Continuation(prompt, answer, rows, distance(rows, right), FACTOR * most, agree)
 
     def _exact(self, talk: Talk) -> F32:
         """Return logits in float64, of the first rows."""
-        decoded, case = self.llama.record(talk, self.runs[0][1])
-        with closing(self.check(case, talk, decoded, self.runs[0][1])) as reference:
-            return reference.trajectory(EXACT).logits(case)
+        with closing(self.check(ModelRecording.of(self.llama, talk, self.runs[0][1]))) as session:
+            return session.references.logits(EXACT)
 
     def _play(self, llama: LlamaProcess, how: Setting, prompt: Sequence[int], answer: Sequence[int]) -> F32:
         return llama.play([[Turn(prompt, forced=answer[:-1])]], how).logits[-len(answer) :]
@@ -364,7 +377,7 @@ class Judge:
             {}
             if b.kl == inf
             else {
-                text: distance(b.rows, at(self._play(self.llama, self._setting(text), b.prompt, b.answer), b.rows))
+                text: distance(b.rows, at(self._play(self.llama, self.read(text), b.prompt, b.answer), b.rows))
                 for text in CACHES
             }
         )
@@ -372,7 +385,7 @@ class Judge:
         if by and by[best] * FACTOR < b.kl:
             result.fits = best
 
-    def _first_position(self, block: Block) -> int:
+    def _first_position(self, block: Continuation) -> int:
         """Return the first position of a prompt whose next token has too large a distance."""
         right, wrong = BANDS[0], len(block.prompt)
         while wrong - right > 1:
@@ -384,6 +397,6 @@ class Judge:
         return wrong - 1
 
 
-def at(logits: F32, rows: Sequence[Row]) -> list[Row]:
+def at(logits: F32, rows: Sequence[Candidates]) -> list[Candidates]:
     """Return the log probabilities of the same tokens as `rows`."""
     return [{t: float(x[t]) for t in row} for x, row in zip(map(log_softmax, logits), rows, strict=False)]

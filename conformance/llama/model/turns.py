@@ -13,14 +13,15 @@ from typing import Literal
 import msgspec
 
 from conformance.backend.registry import Spec
-from conformance.case.case import Case
 from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Verdict
 from conformance.llama.zoo import family as zoo
 from conformance.suite.family import keys, read_keys
 
-from .answer import NOT_RUN, RIGHT, ROUNDING, WRONG, Answer
-from .check import Check, place_words
-from .llama_process import Decoded, LlamaProcess, Place, Setting, Talk, Turn, alone
+from .check import ModelCheck
+from .llama_process import LlamaProcess, LogitsRow, Setting, Talk, Turn, alone
+from .modelrun import ModelRun
+from .recording import UNNAMED, ModelRecording, row_words
 
 KEYS = {**{k: zoo.KEYS[k] for k in ("cache", "cache_v", "fa", "ubatch")}, **keys("batch=0 slots=1 shift=0")}
 """The keys of a setting."""
@@ -32,7 +33,7 @@ STAND_IN = "ANSWER"
 """Text in place of a generated answer, to find what the chat template writes after it."""
 FORM = 'conversations expected, each {"messages": [{"role": "user", "content": "…"}, …]}, or "tokens": [1, 2]'
 
-Checking = Callable[[Case, Talk, Decoded, Setting], Check]
+Checking = Callable[[ModelRecording], ModelCheck]
 """Makes the check of what llama.cpp played and recorded."""
 
 
@@ -121,28 +122,29 @@ def spread(talk: Talk, n: int) -> Talk:
     return list(islice(cycle(talk), max(n, len(talk))))
 
 
-def so_far(talk: Talk, place: Place) -> list[int]:
-    """Return a slot's tokens up to a place; the answers of `talk` are known."""
+def so_far(talk: Talk, row: LogitsRow) -> list[int]:
+    """Return a slot's tokens up to a row; the answers of `talk` are known."""
     tokens: list[int] = []
-    for turn in talk[place.slot][: place.turn + 1]:
+    for turn in talk[row.slot][: row.turn + 1]:
         tokens += [*turn.prompt, *(turn.forced or ())]
-    last = talk[place.slot][place.turn]
-    return tokens[: len(tokens) - len(last.forced or ()) + place.token]
+    last = talk[row.slot][row.turn]
+    return tokens[: len(tokens) - len(last.forced or ()) + row.token]
 
 
-def answers(
+def runs(
     llama: LlamaProcess,
     talk: Talk,
     settings: Sequence[Setting],
     specs: Sequence[Spec],
     check: Checking,
-    begin: Callable[[Talk, Decoded, Case], None],
+    begin: Callable[[ModelRecording], None],
     skipped: Callable[[Setting, str], None] | None = None,
-) -> Iterator[Answer]:
+    case_id: Callable[[Setting], str] = lambda _: UNNAMED,
+) -> Iterator[ModelRun]:
     """Check backends with one setting after the other, each until it is wrong.
 
     The first setting decides the answers of the conversations, which `begin` may print. With several turns, and unless
-    positions shift, a fresh context also gets the same tokens as one prompt.
+    positions shift, a fresh context also gets the same tokens as one prompt. `case_id` names a setting's case.
 
     Raises:
         UsageError: llama.cpp cannot play the first setting, or any if `skipped` is None.
@@ -150,45 +152,34 @@ def answers(
     left = list(specs)
     for setting in settings if left else ():
         try:
-            decoded, case = llama.record(spread(talk, setting.slots), setting)
+            recording = ModelRecording.of(llama, spread(talk, setting.slots), setting, case_id(setting))
         except UsageError as e:
             if skipped is None or setting is settings[0]:
                 raise
             skipped(setting, str(e))
             continue
-        with closing(check(case, spread(talk, setting.slots), decoded, setting)) as session:
+        with closing(check(recording)) as session:
             if setting is settings[0]:
-                begin(session.talk, decoded, case)
-                talk = session.replayed
+                begin(recording)
+                talk = recording.replayed
             for spec in left.copy():
-                answer = session.of(spec)
-                if max(map(len, talk)) > 1 and not setting.shift and answer.verdict != NOT_RUN:
-                    _add_fresh(llama, session, spec, answer, check)
-                if answer.verdict == WRONG:
+                run = session.of(spec)
+                if max(map(len, talk)) > 1 and not setting.shift and run.verdict is not Verdict.UNSUPPORTED:
+                    _add_fresh(llama, recording, spec, run, check)
+                if run.is_wrong:
                     left.remove(spec)
-                yield answer
+                yield run
 
 
-def _add_fresh(
-    llama: LlamaProcess,
-    session: Check,
-    spec: Spec,
-    answer: Answer,
-    check: Checking,
-) -> None:
-    """Add the answer for the same tokens, up to the first wrong place, as one prompt."""
-    place = session.last(answer)
-    tokens = so_far(session.replayed, place)
-    setting = replace(session.setting, slots=1)
-    decoded, case = llama.record(alone(tokens), setting)
-    with closing(check(case, alone(tokens), decoded, setting)) as other:
+def _add_fresh(llama: LlamaProcess, recording: ModelRecording, spec: Spec, run: ModelRun, check: Checking) -> None:
+    """Add the word for the same tokens, up to the first wrong row, as one prompt."""
+    row = run.row or recording.last
+    tokens = so_far(recording.replayed, row)
+    with closing(check(ModelRecording.of(llama, alone(tokens), replace(recording.setting, slots=1)))) as other:
         fresh = other.of(spec)
-    answer.fresh = fresh.verdict
-    run = f"a fresh run of the {len(tokens)} tokens so far"
-    if answer.verdict == WRONG:
-        right = fresh.verdict in {RIGHT, ROUNDING}
-        answer.notes.append(f"{run} is right" if right else f"{run}: {fresh.sentence()}")
-    elif fresh.verdict == WRONG:
-        answer.verdict, answer.cause, answer.first_divergence = WRONG, fresh.cause, fresh.first_divergence
-        answer.place, answer.saved = place, fresh.saved
-        answer.wrong = f"in {run}, {place_words(place, len(session.talk))}: {fresh.wrong}"
+    run.fresh = fresh.word
+    text = f"a fresh run of the {len(tokens)} tokens so far"
+    if run.is_wrong:
+        run.notes.append(f"{text} is right" if fresh.verdict is Verdict.PASS else f"{text}: {fresh.sentence()}")
+    elif fresh.is_wrong:
+        run.take(fresh, row, f"in {text}, {row_words(row, len(recording.talk))}")

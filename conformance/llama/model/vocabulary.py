@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .finding import Finding, Kind
+from .finding import Finding, FindingKind
 from .modelfile import ModelFile
 
 PREFIX = "tokenizer.ggml."
@@ -40,7 +40,7 @@ def check(file: ModelFile) -> Iterator[Finding]:
 
 
 def _found(name: str, why: str, **evidence: object) -> Finding:
-    return Finding(Kind.TOKENIZER, PREFIX + name, why=why, **evidence)  # type: ignore[arg-type]
+    return Finding(FindingKind.TOKENIZER, PREFIX + name, why=why, **evidence)  # type: ignore[arg-type]
 
 
 def _duplicates(tokens: Sequence[str]) -> Iterator[Finding]:

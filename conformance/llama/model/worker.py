@@ -7,7 +7,7 @@ the vocabulary has text, and its size. `tokens` (a text): replies `{"tokens": [�
 `{"words": […]}`, the text of each. `chat` (messages: role and text): replies `{"text": …}`, as the model's template
 formats them. `play` (`llama_process.DecodeRequest`'s fields): plays conversations; writes the logits of every row,
 `[rows, n_vocab]` in float32, to the file `logits`, and, if `case` names a file, the graphs. Replies
-`{"answers": […], "places": […]}`: the tokens of each slot's turns, and the `Place` of each row.
+`{"answers": […], "places": […]}`: the tokens of each slot's turns, and the `LogitsRow` of each row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch
 
 from .graphs import logits_of
-from .llama_process import F32, DecodeRequest, Place, Setting, Turn
+from .llama_process import F32, DecodeRequest, LogitsRow, Setting, Turn
 
 NO_VOCABULARY = 0
 """`LLAMA_VOCAB_TYPE_NONE`."""
@@ -73,7 +73,7 @@ class Span:
     tokens: Sequence[int]
     turn: int
     first: int
-    """`Place.token` of the first one."""
+    """`LogitsRow.token` of the first one."""
 
 
 def conversation(
@@ -217,7 +217,7 @@ class Model(DeviceModel):
 
     def _converse(
         self, reader: Reader, play: DecodeRequest, batches: Sequence[tuple[Ubatch, F32]]
-    ) -> tuple[list[Place], list[list[list[int]]]]:
+    ) -> tuple[list[LogitsRow], list[list[list[int]]]]:
         """Play all slots at once; return places of rows, and answers.
 
         A batch has the next token or prompt of each slot. Slots start one batch apart, so that both share batches.
@@ -232,7 +232,7 @@ class Model(DeviceModel):
             for s, turns in enumerate(play.talk)
         }
         answers: list[list[list[int]]] = [[] for _ in live]
-        places: list[Place] = []
+        places: list[LogitsRow] = []
         after: dict[int, F32] = {}
         while live:
             spans: dict[int, Span] = {}
@@ -246,7 +246,7 @@ class Model(DeviceModel):
                 continue
             reader.read({s: span.tokens for s, span in spans.items()}, every=play.every)
             batch, rows = batches[-1]
-            every = [Place(s, x.turn, x.first + i) for s, x in spans.items() for i in range(len(x.tokens))]
+            every = [LogitsRow(s, x.turn, x.first + i) for s, x in spans.items() for i in range(len(x.tokens))]
             here = [place for place, wanted in zip(every, batch.outputs, strict=True) if wanted]
             places += here
             after.update({place.slot: row for place, row in zip(here, rows, strict=True)})

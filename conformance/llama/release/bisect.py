@@ -11,7 +11,7 @@ from conformance.judge.verdict import EXECUTED, Result
 
 from .causes import fails
 
-Run = Callable[[Spec, str], Result]
+RunCase = Callable[[Spec, str], Result]
 """Runs a case, or a unit, by its id on a backend."""
 
 
@@ -57,7 +57,7 @@ class Bisection:
 
 
 def bisect(
-    case_id: str, spec: Spec, builds: Sequence[Build], run: Run, tell: Callable[[Tried], None] = lambda _: None
+    case_id: str, spec: Spec, builds: Sequence[Build], run: RunCase, tell: Callable[[Tried], None] = lambda _: None
 ) -> Bisection:
     """Run a case on some of the ordered `builds`, until two neighbours differ.
 

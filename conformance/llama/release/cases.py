@@ -18,7 +18,7 @@ from conformance.ggml.errors import ConformanceError
 from conformance.ggml.tensor import computes
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Fault, Place
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.verdict import FAILURES, MissingCause, Result, Verdict, counted
 from conformance.process import Deadline
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import is_live
@@ -149,10 +149,33 @@ class Sweep:
                 self.hung.setdefault(subject, []).extend(i for i in self.left if _subject(i) == subject)
             self.left = [i for i in self.left if _subject(i) not in hung] + more
 
+    def rest(self, reason: str, cause: MissingCause, *, broken: str = "") -> Iterator[NotRun]:
+        """Yield the cases that have not run, for `reason` or because the target is `broken`."""
+        lost = (broken, MissingCause.LOST) if broken else (reason, cause)
+        yield NotRun(self.target, self.stage, self.left, *lost)
+        for op, ids in self.hung.items():
+            yield NotRun(self.target, f"{self.stage}: {op}", ids, "its op did not return in another case", cause)
+
     def _more(self, it: TestRun, result: Result, base: Result | None) -> Iterator[str]:
         specs = {str(s): s for s in self.target.specs}
         if self.then is not None and base is not None:
             yield from self.then(result, base, lambda r: it.runner.run(specs[r.backend], [it.runner.case(r.case)])[0])
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """Planned cases of a target that have no result."""
+
+    target: Target
+    what: str
+    """Their stage, the op in it that hung, or the units."""
+    ids: Sequence[str]
+    reason: str
+    cause: MissingCause
+
+    def sentence(self) -> str:
+        """Return how many cases of what did not run, and why."""
+        return f"{self.target.name}: {self.what}, {counted(len(self.ids), 'case')}: {self.reason}"
 
 
 def of_ops(ids: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,13 +10,13 @@ from math import inf
 from typing import Protocol
 
 from conformance.backend.registry import Spec
+from conformance.case.case import JSON
 from conformance.causes.cause import in_order
 from conformance.causes.same import same
 from conformance.judge.cause import Cause
 from conformance.judge.message import innermost
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.judge.worse import Seen, worse
-from conformance.report.compare import State
+from conformance.report.compare import Pair, State
 
 from .target import Target
 
@@ -26,10 +27,12 @@ FINDING = 0.85
 NOT_AGAIN = "not run again (time limit)"
 AFTER = "after "
 """Prefix of `Cause.seen` if another case must run first."""
+_HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
+"""Pattern for the messages with which ggml aborts."""
 
 
-class Kind(Protocol):
-    """A search for causes."""
+class CauseSearch(Protocol):
+    """Finds the causes of one target's failures."""
 
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
         """Return the causes of the failures in `results`."""
@@ -44,8 +47,8 @@ def fails(result: Result) -> bool:
 
 
 @dataclass(slots=True)
-class Found:
-    """A cause and its devices."""
+class SharedCause:
+    """A cause, with all targets that have it, and how the builds differ by it."""
 
     cause: Cause
     state: State
@@ -58,7 +61,24 @@ class Found:
     cases: dict[str, list[str]] = field(default_factory=dict)
     """Backend, as named in results -> ids of its cases that fail with this cause."""
 
-    def take(self, other: Found) -> None:
+    def at(self, targets: Sequence[Target]) -> str:
+        """Return the possible location of the bug: the library, or perhaps a software driver.
+
+        A driver may be at fault for wrong numbers and crashes that occur under software drivers alone. A failed
+        assertion is always the library's, since it runs on the host.
+        """
+        software = {t.name for t in targets if t.software}
+        host = bool(_HOST.search(self.cause.message))
+        return "library" if host or not software.issuperset(self.devices) else "library or its software driver"
+
+    def to_json(self, targets: Sequence[Target]) -> dict[str, JSON]:
+        """Return its entry in the record's `builds`."""
+        return {
+            "id": self.cause.id, "state": str(self.state), "devices": list(self.devices), "note": self.note,
+            "at": self.at(targets),
+        }  # fmt: skip
+
+    def take(self, other: SharedCause) -> None:
         """Add the cases of the same cause, and the devices that have it."""
         self.cause = replace(self.cause, cases=tuple(dict.fromkeys([*self.cause.cases, *other.cause.cases])))
         self.devices += [d for d in other.devices if d not in self.devices]
@@ -86,28 +106,28 @@ class Causes:
         self._grace = grace
         self._progress, self._clock = progress, clock
         self._end = clock() + seconds
-        self._known: dict[Hashable, Found] = {}
+        self._known: dict[Hashable, SharedCause] = {}
         """Key of a failure (`_key`) -> its cause."""
-        self._found: list[Found] = []
+        self._found: list[SharedCause] = []
 
-    def add(self, target: Target, kind: Kind, build: Sequence[Result], base: Sequence[Result], share: float) -> None:
+    def add(
+        self, target: Target, search: CauseSearch, build: Sequence[Result], base: Sequence[Result], share: float
+    ) -> None:
         """Find the causes of one kind's results on a target, in `share` of the remaining time."""
-        changed = difference(build, base)
-        parts = ((State.NEW, changed.new), (State.FIXED, changed.fixed), (State.STILL, changed.still))
         there = {_key(target, State.STILL, r): r for r in base if fails(r)}
         wanted = [
             (state, fresh)
-            for state, results in parts
+            for state, results in in_states(build, base).items()
             if any(map(fails, fresh := self._fresh(target, state, results, there)))
         ]
         until = self._clock() + max(0.0, self._end - self._clock()) * share
         for i, (state, results) in enumerate(wanted):
             self._progress(f"{target.name}: {sum(map(fails, results))} failures, {state}")
             keys = [_key(target, state, r) for r in results]  # before they are looked at more closely
-            causes = kind.find(results, FINDING * max(0.0, until - self._clock()) / (len(wanted) - i))
+            causes = search.find(results, FINDING * max(0.0, until - self._clock()) / (len(wanted) - i))
             earlier = list(self._found)  # this search has told its own causes apart
             for cause in causes:
-                found = self._merged(target, kind, state, cause, earlier)
+                found = self._merged(target, search, state, cause, earlier)
                 earlier = [f for f in earlier if f is not found]
                 mine = [(k, r) for k, r in zip(keys, results, strict=True) if r.case in cause.cases]
                 found.explain(r for _, r in mine)
@@ -135,19 +155,21 @@ class Causes:
                 known.devices += [] if target.name in known.devices else [target.name]
         return fresh
 
-    def _merged(self, target: Target, kind: Kind, state: State, cause: Cause, earlier: Sequence[Found]) -> Found:
+    def _merged(
+        self, target: Target, search: CauseSearch, state: State, cause: Cause, earlier: Sequence[SharedCause]
+    ) -> SharedCause:
         """Add a cause, or its device to one with the same id or to an `earlier` one that is alike."""
-        state, note = self._confirmed(target, kind, state, cause)
+        state, note = self._confirmed(target, search, state, cause)
         known = [f for f in self._found if f.cause.id == cause.id] + [f for f in earlier if _alike(f.cause, cause)]
         found = next((f for f in known if f.state is state), None)
         if found is None:
-            found = Found(cause, state, note=note)
+            found = SharedCause(cause, state, note=note)
             self._found.append(found)
         found.shared |= state is State.STILL and bool(note)
-        found.take(Found(cause, state, [target.name]))
+        found.take(SharedCause(cause, state, [target.name]))
         return found
 
-    def _confirmed(self, target: Target, kind: Kind, state: State, cause: Cause) -> tuple[State, str]:
+    def _confirmed(self, target: Target, search: CauseSearch, state: State, cause: Cause) -> tuple[State, str]:
         """Run the smallest case again on both sides; return the resulting state and a note.
 
         Without time for that it stays in its state, and the note says so.
@@ -156,28 +178,28 @@ class Causes:
         own, other = sides.get(state, (None, None))
         if own is not None and (self._over() or (state is State.FIXED and self._clock() >= self._end)):
             return state, NOT_AGAIN
-        found = self._compared(own, other, kind, state, cause)
+        found = self._compared(own, other, search, state, cause)
         return (state, NOT_AGAIN) if own is not None and self._over() else found  # it may have been cut short
 
     def _over(self) -> bool:
         return self._clock() > self._end + self._grace
 
     def _compared(
-        self, own: Spec | None, other: Spec | None, kind: Kind, state: State, cause: Cause
+        self, own: Spec | None, other: Spec | None, search: CauseSearch, state: State, cause: Cause
     ) -> tuple[State, str]:
         alone = own is not None and not cause.seen.startswith(AFTER)
-        mine = list(self._again(kind, own, cause, until=True)) if own is not None and alone else []
+        mine = list(self._again(search, own, cause, until=True)) if own is not None and alone else []
         if own is not None and alone and not any(map(fails, mine)):
             return State.CHANGED, f"{cause.smallest} passed {len(mine)} times of {len(mine)} when it ran alone"
-        ran = [] if other is None else list(self._again(kind, other, cause))
-        alike = [r for r in ran if fails(r) and not (state is State.NEW and mine and _is_worse(r, mine[-1]))]
+        ran = [] if other is None else list(self._again(search, other, cause))
+        alike = [r for r in ran if fails(r) and not (state is State.NEW and mine and Pair.of(r, mine[-1]).worse)]
         if alike:
             side = "base" if state is State.NEW else "build"
             times = f"{len(alike)} times of {len(ran)}"
             return State.STILL, f"{cause.smallest} also failed on the {side}, {times} when it ran alone"
         return state, ""
 
-    def _again(self, kind: Kind, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[Result]:
+    def _again(self, search: CauseSearch, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[Result]:
         """Run a cause's smallest case alone, up to `RIGHT` times.
 
         `until`: stop at the first failure.
@@ -185,12 +207,12 @@ class Causes:
         for n in range(1 if cause.verdict is Verdict.TIMEOUT else RIGHT):
             if n and self._clock() >= self._end:
                 return
-            result = kind.again(spec, cause.smallest)
+            result = search.again(spec, cause.smallest)
             yield result
             if fails(result) and until:
                 return
 
-    def all(self) -> list[Found]:
+    def all(self) -> list[SharedCause]:
         """Return all causes: new, unfixed, fixed; the most urgent of each first.
 
         A cause that is new in some cases but on the base in others is STILL. If the base fails in another way, the
@@ -202,7 +224,7 @@ class Causes:
         for f in self._found:
             if f.state in (State.NEW, State.FIXED) and f.cause.id in both:
                 f.state, f.note = State.STILL, f"{f.state} in these cases; both builds have the cause in others"
-        new, kept = {f.cause.id for f in self._found if f.state is State.NEW}, dict[tuple[str, State], Found]()
+        new, kept = {f.cause.id for f in self._found if f.state is State.NEW}, dict[tuple[str, State], SharedCause]()
         for f in sorted(self._found, key=lambda f: f.state is not State.NEW):
             state = State.NEW if f.state is State.STILL and f.cause.id in new else f.state
             if (first := kept.setdefault((f.cause.id, state), f)) is not f:
@@ -210,7 +232,7 @@ class Causes:
         self._found = list(kept.values())
         return [f for state in State for f in self._of(state)]
 
-    def _of(self, state: State) -> Iterator[Found]:
+    def _of(self, state: State) -> Iterator[SharedCause]:
         own = [f for f in self._found if f.state is state]
         for cause in in_order([f.cause for f in own]):
             yield next(f for f in own if f.cause is cause)
@@ -227,36 +249,23 @@ def _key(target: Target, state: State, result: Result) -> Hashable:
     return state, target.name.partition(" ")[0], result.case, result.verdict, message
 
 
-def _is_worse(known: Result, found: Result) -> bool:
-    return worse(Seen.of(known), Seen.of(found)) is not None
+def in_states(build: Sequence[Result], base: Sequence[Result]) -> dict[State, list[Result]]:
+    """Return the results in which to search for the causes of each state.
+
+    NEW: of the build, without failures that are no worse than the base's. FIXED: of the base, without failures that the
+    build also has. STILL: of the build, without new failures. All have the passes, which help to separate causes.
+    """
+    pairs = compared(build, base)
+    both = {p.case: p for p in pairs if p.before.fails and p.after.fails}
+    as_before = {case for case, p in both.items() if p.worse is None}
+    return {
+        State.NEW: [r for r in build if r.case not in as_before],
+        State.FIXED: [r for r in base if r.case not in both],
+        State.STILL: [r for r in build if r.case in as_before or not fails(r)],
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Results of a target, by how the builds differ; passes in them help to separate causes."""
-
-    new: list[Result]
-    """Results of the build, without failures that are no worse than the base's."""
-    still: list[Result]
-    """Results of the build, without new failures."""
-    fixed: list[Result]
-    """Results of the base, without failures that the build also has."""
-    dropped: list[str]
-    """Ids of cases that pass on the base and are refused by the build."""
-
-
-def difference(build: Sequence[Result], base: Sequence[Result]) -> Difference:
-    """Compare two builds case by case; a failure that is worse than the base's is new."""
-    there, here = ({r.case: r for r in results} for results in (base, build))
-    both = {i for i, r in here.items() if fails(r) and i in there and fails(there[i])}
-    worsened = {i for i in both if _is_worse(there[i], here[i])}
-    dropped = [
-        i for i, r in here.items()
-        if r.verdict is Verdict.UNSUPPORTED and i in there and there[i].verdict is Verdict.PASS
-    ]  # fmt: skip
-    return Difference(
-        [r for r in build if r.case not in both or r.case in worsened],
-        [r for r in build if r.case in both - worsened or not fails(r)],
-        [r for r in base if r.case not in both],
-        dropped,
-    )
+def compared(build: Sequence[Result], base: Sequence[Result]) -> list[Pair]:
+    """Pair each result of the build with the base's, as `TestRun.pairs` does for a whole run."""
+    before = {r.case: r for r in base}
+    return [Pair.of(before.get(r.case), r) for r in build]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import UnavailableError
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict, counted
 from conformance.perf.bench import Bench, Row
 from conformance.perf.gates import COUNT_LIMIT, Gate, judge_counts
 from conformance.perf.units import Unit
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+
+from .target import CPU, Target
 
 
 class Counting:
@@ -53,7 +55,41 @@ def counts(units: Sequence[Unit], specs: Sequence[Spec], isolation: Isolation) -
             yield [counting.result(spec) for spec in specs]
 
 
-def failed(results: Sequence[Result], build: Spec, base: Spec | None) -> list[Result]:
+@dataclass(slots=True)
+class UnitCounts:
+    """Units counted on the targets that are the CPU itself, and their results."""
+
+    units: Sequence[Unit]
+    targets: Sequence[Target]
+    """All targets; the others have no counts."""
+    results: list[Result] = field(default_factory=list)
+    """Results of both builds, the base's before the build's."""
+
+    def __post_init__(self) -> None:
+        self.targets = [t for t in self.targets if t.name == CPU]
+
+    def run(self, isolation: Isolation, say: Callable[[str], None], over: Callable[[], bool]) -> Iterator[list[Result]]:
+        """Count unit after unit until the time is `over`; yield the results of each."""
+        for target in self.targets if self.units else ():
+            specs = [s for s in (target.base, target.build) if s is not None]
+            say(f"{target.name}: {counted(len(self.units), 'unit')} to count")
+            for results in counts(self.units, specs, isolation):
+                self.results += results
+                yield results
+                if over():
+                    return
+
+    def left(self, target: Target) -> list[str]:
+        """Return the ids of the units that were not counted on a target."""
+        done = {r.case for r in self.results if r.backend == str(target.build)}
+        return [u.id for u in self.units if u.id not in done]
+
+    def slower(self) -> list[Result]:
+        """Return the results of the build that fail where its base passes."""
+        return [r for t in self.targets for r in _failed(self.results, t.build, t.base)]
+
+
+def _failed(results: Sequence[Result], build: Spec, base: Spec | None) -> list[Result]:
     """Return the results of `build` that fail where `base` passes."""
     before = {r.case: r.verdict for r in results if r.backend == str(base)}
     own = (r for r in results if r.backend == str(build) and r.verdict in FAILURES)

@@ -21,7 +21,7 @@ from conformance.report.runfile import Conformance, read_document, record, write
 from conformance.report.runs import read_runs
 from conformance.run.session.select import record_of
 
-from .causes import Found
+from .causes import SharedCause
 from .release import Release
 
 RESULTS, PAGE, SUMMARY = "run.json", "index.html", "summary.md"
@@ -74,7 +74,7 @@ def write_page(folder: Path, paths: Sequence[Path]) -> Iterator[Path]:
 def document(release: Release) -> dict[str, JSON]:
     """Return the run file: both builds' results, causes, and cases that did not run."""
     rows = [r for t in release.targets for side in release.results(t) for r in side]
-    rows += release.counts
+    rows += release.counted.results
     causes, missing = list(_causes(release.found)), release.missing()
     asked = Counter(r.backend for r in rows)
     for m in missing:
@@ -88,7 +88,7 @@ def document(release: Release) -> dict[str, JSON]:
     }
 
 
-def _causes(found: Sequence[Found]) -> Iterator[Cause]:
+def _causes(found: Sequence[SharedCause]) -> Iterator[Cause]:
     """Yield each cause once per backend, with its state."""
     for of in found:
         for backend, cases in of.cases.items():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from conformance.builds.build import Build
 from conformance.case.case import JSON
@@ -37,14 +37,12 @@ from conformance.suite import by_default, ops, tbo
 from conformance.suite.family import LEVELS, Level
 from conformance.testrun import Chosen, TestRun
 
-from .cases import Sweep, of_ops, spread
-from .causes import Causes, Found, Kind, difference, fails
-from .counts import counts, failed
+from .cases import NotRun, Sweep, of_ops, spread
+from .causes import Causes, CauseSearch, SharedCause, compared, fails
+from .counts import UnitCounts
 from .profiles import Profiles
 from .target import CPU, META, MODELS, OPS, TRAJECTORIES, Target, absent
 
-_HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
-"""Pattern for the messages with which ggml aborts."""
 SMALL = (ops.NAME, tbo.NAME)
 """Families whose cases are one graph of a few nodes: ops, and the cases of upstream's tests."""
 FIRST_SHARE = 0.75
@@ -104,6 +102,24 @@ def _whole_models() -> list[str]:
     return list(dict.fromkeys((*first, *arch.FAMILY.ids("standard"))))
 
 
+class TargetResults(NamedTuple):
+    """The results of one target."""
+
+    build: list[Result]
+    base: list[Result]
+    """Those of the base for the same cases, as far as it ran them."""
+
+    @property
+    def totals(self) -> Totals:
+        """The totals of the build."""
+        return Totals.of(self.build)
+
+    @property
+    def dropped(self) -> list[str]:
+        """Ids of cases that pass on the base and are refused by the build."""
+        return [p.case for p in compared(*self) if p.state is State.UNCOVERED]
+
+
 @dataclass(slots=True)
 class Release:
     """A build under test."""
@@ -114,10 +130,10 @@ class Release:
     work: Sequence[Sweep]
     seconds: float
     isolation: Isolation
-    kind: Kind
+    search: CauseSearch
     progress: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
-    found: list[Found] = field(default_factory=list)
+    found: list[SharedCause] = field(default_factory=list)
     interrupted: bool = False
     path: Path | None = None
     """Path of the run file; each result is beside it at once, until it is written."""
@@ -125,8 +141,7 @@ class Release:
     """Measures the targets whose devices declare no rounding."""
     units: Sequence[Unit] = ()
     """Units whose instructions are counted on the CPU."""
-    counts: list[Result] = field(default_factory=list)
-    """Their results, for the record."""
+    counted: UnitCounts = field(init=False)
     level: Level = "standard"
     """Highest level of the cases."""
     learning: float = 0.0
@@ -138,6 +153,7 @@ class Release:
     it: TestRun = field(init=False)
 
     def __post_init__(self) -> None:
+        self.counted = UnitCounts(self.units, self.targets)
         bases = {t.build: t.base for t in self.targets if t.base is not None}
         self.it = TestRun(
             Chosen(workers=Workers(self.isolation), json_path=self.path),
@@ -155,7 +171,10 @@ class Release:
         """Count units, run the cases and find causes. Ctrl-C leaves the results so far."""
         begun = self.clock()
         try:
-            self._count(begun + self.seconds * COUNTING)
+            for results in self.counted.run(
+                self.isolation, self.progress, lambda: self.clock() >= begun + self.seconds * COUNTING
+            ):
+                self.it.keep(results)
             now = self.clock()
             self._measure(now + (begun + self.seconds - now) * self.learning)
             now = self.clock()
@@ -167,25 +186,11 @@ class Release:
         causes = Causes(seconds=max(0.0, left - grace), grace=grace, progress=self.progress, clock=self.clock)
         try:
             for i, target in enumerate(self.targets):
-                causes.add(target, self.kind, *self.results(target), 1 / (len(self.targets) - i))
+                causes.add(target, self.search, *self.results(target), 1 / (len(self.targets) - i))
         except KeyboardInterrupt:
             self.interrupted = True
             self.progress("interrupted; some failures have no cause")
         self.found = causes.all()
-
-    def _count(self, end: float) -> None:
-        for target in self._counted() if self.units else ():
-            specs = [s for s in (target.base, target.build) if s is not None]
-            self.progress(f"{target.name}: {counted(len(self.units), 'unit')} to count")
-            for results in counts(self.units, specs, self.isolation):
-                self.counts += results
-                self.it.keep(results)
-                if self.clock() >= end:
-                    return
-
-    def _counted(self) -> Iterator[Target]:
-        """Yield the targets on which units are counted."""
-        return (t for t in self.targets if t.name == CPU)
 
     def _measure(self, end: float) -> None:
         """Measure rounding until `end`; a target that cannot be measured ends alone."""
@@ -236,78 +241,54 @@ class Release:
         """Return the work of the targets that are not broken."""
         return [w for w in self.work if w.target.name not in self.broken]
 
-    def results(self, target: Target) -> tuple[list[Result], list[Result]]:
-        """Return the results of the build and of its base."""
+    def results(self, target: Target) -> TargetResults:
+        """Return the results of a target."""
         build = [r for r in self.it.results if r.backend == str(target.build)]
         before = self.it.before or {}
-        return build, [before[r.backend, r.case] for r in build if (r.backend, r.case) in before]
+        return TargetResults(build, [before[r.backend, r.case] for r in build if (r.backend, r.case) in before])
 
-    def ids(self, state: State) -> list[str]:
-        """Return the ids of the causes in a state."""
-        return [f.cause.id for f in self.found if f.state is state]
-
-    def fails_on_base(self, found: Found) -> bool:
+    def fails_on_base(self, found: SharedCause) -> bool:
         """Run the smallest case of a cause on the base of its first device; True if it fails."""
         target = next(t for t in self.targets if t.name in found.devices)
-        return target.base is not None and fails(self.kind.again(target.base, found.cause.smallest))
+        return target.base is not None and fails(self.search.again(target.base, found.cause.smallest))
 
-    def at(self, found: Found) -> str:
-        """Return the possible location of the bug: the library, or perhaps a software driver.
-
-        A driver may be at fault for wrong numbers and crashes that occur under software drivers alone. A failed
-        assertion is always the library's, since it runs on the host.
-        """
-        software = {t.name for t in self.targets if t.software}
-        host = bool(_HOST.search(found.cause.message))
-        return "library" if host or not software.issuperset(found.devices) else "library or its software driver"
-
-    def _left(self) -> Iterator[tuple[Target, str, list[str], str, MissingCause]]:
-        """Yield a target, its stage or an op in that stage, the ids that did not run, and why."""
-        cause = MissingCause.INTERRUPTED if self.interrupted else MissingCause.TIME_LIMIT
-        late = "interrupted" if self.interrupted else LATE
+    def _left(self) -> Iterator[NotRun]:
+        """Yield the planned cases and units of the build without a result; some have no ids."""
+        late, cause = LATE, MissingCause.TIME_LIMIT
+        if self.interrupted:
+            late, cause = "interrupted", MissingCause.INTERRUPTED
         for w in self.work:
-            broken = self.broken.get(w.target.name)
-            yield w.target, w.stage, w.left, broken or late, MissingCause.LOST if broken else cause
-            for op, ids in w.hung.items():
-                yield w.target, f"{w.stage}: {op}", ids, "its op did not return in another case", cause
-        for t in self._counted():
-            done = {r.case for r in self.counts if r.backend == str(t.build)}
-            yield t, "counted units", [u.id for u in self.units if u.id not in done], late, cause
+            yield from w.rest(late, cause, broken=self.broken.get(w.target.name, ""))
+        for t in self.counted.targets:
+            yield NotRun(t, "counted units", self.counted.left(t), late, cause)
 
     def missing(self) -> list[Missing]:
         """Return the planned cases of the build without a result, `grouped`."""
-        lists = ((str(t.build), ids, why, cause) for t, _, ids, why, cause in self._left())
-        return grouped((backend, i, why, cause) for backend, ids, why, cause in lists for i in ids)
+        return grouped((str(n.target.build), i, n.reason, n.cause) for n in self._left() for i in n.ids)
 
     def not_run(self) -> list[str]:
         """Return sentences about stages and devices that did not run, and why."""
-        lines = [
-            f"{t.name}: {what}, {counted(len(ids), 'case')}: {why}" for t, what, ids, why, _ in self._left() if ids
-        ]
+        lines = [n.sentence() for n in self._left() if n.ids]
         lines.append(f"{', '.join(absent(self.build))}: no such device here")
         if unknown := [name for name in self.build.architectures if name not in table()]:
             lines.append(f"{', '.join(unknown)}: architectures of the build for which the suite has no model")
         return [*lines, *(f"{text}: the build lacks it" for text in self.build.left_out)]
 
-    def totals(self) -> Mapping[str, Totals]:
-        """Return the totals of the build by device."""
-        return {t.name: Totals.of(self.results(t)[0]) for t in self.targets}
-
     def unproven(self) -> list[str]:
         """Return the devices on which no case passed, except the broken ones."""
         tried = (t for t in self.targets if t.name not in self.broken)
-        return [t.name for t in tried if not any(r.verdict is Verdict.PASS for r in self.results(t)[0])]
+        return [t.name for t in tried if not any(r.verdict is Verdict.PASS for r in self.results(t).build)]
 
     def executed(self) -> bool:
         """Return True if any case ran."""
-        return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
+        return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t).build)
 
     def why_not_executed(self) -> str:
         """Return why no cases ran: reasons of missing cases, and the number of UNSUPPORTED ones."""
         left = Counter[str]()
         for m in self.missing():
             left[m.reason] += m.count
-        refused = sum(t.counts[Verdict.UNSUPPORTED] for t in self.totals().values())
+        refused = sum(self.results(t).totals.counts[Verdict.UNSUPPORTED] for t in self.targets)
         reasons = [f"{counted(n, 'case')}: {why}" for why, n in left.most_common()]
         reasons += [f"{counted(refused, 'case')} UNSUPPORTED"] if refused else []
         return "; ".join(reasons) or "none was planned"
@@ -324,25 +305,21 @@ class Release:
         ran = any(r.verdict in EXECUTED for rows in sides[1::2] for r in rows)
         return "no failures in either build" if ran else f"no failures; no cases ran on {self.base.name}"
 
-    def slower(self) -> list[Result]:
-        """Return the counted units that fail on the build and pass on its base."""
-        return [r for t in self._counted() for r in failed(self.counts, t.build, t.base)]
-
     def outcome(self) -> Outcome:
         """Return the outcome.
 
         It fails for a new cause, a slower unit, a newly refused case or a broken target.
         """
-        new, left = len(self.ids(State.NEW)), Counter[str]()
+        new, left = sum(f.state is State.NEW for f in self.found), Counter[str]()
         for m in self.missing():
             left[m.reason] += m.count if m.cause is not MissingCause.LOST else 0
-        before = {t.name: [r.case for r in self.results(t)[1] if r.verdict is Verdict.PASS] for t in self.targets}
-        lost = [Lost(t.name, i, Verdict.UNSUPPORTED) for t in self.targets for i in self._dropped(t)]
+        before = {t.name: [r.case for r in self.results(t).base if r.verdict is Verdict.PASS] for t in self.targets}
+        lost = [Lost(t.name, i, Verdict.UNSUPPORTED) for t in self.targets for i in self.results(t).dropped]
         why = Why.INTERRUPTED if self.interrupted else Why.TIME_LIMIT
         cut = [f"{word}: {counted(n, 'case')} not run" for word, n in left.items() if n]
         return (
             Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
-            + Outcome.of(Why.FAILED, [r.sentence() for r in self.slower()])
+            + Outcome.of(Why.FAILED, [r.sentence() for r in self.counted.slower()])
             + coverage(lost, before)
             + Outcome.of(Why.BROKEN, [f"{name}: not tested to the end: {why}" for name, why in self.broken.items()])
             + Outcome.of(why, cut or (["interrupted"] if self.interrupted else []))
@@ -356,15 +333,9 @@ class Release:
             "build": self.build.to_json(),
             "against": None if self.base is None else self.base.to_json(),
             "devices": [self._device(t) for t in self.targets],
-            "causes": [self._cause(f) for f in self.found],
+            "causes": [f.to_json(self.targets) for f in self.found],
             "absent": absent(self.build),
         }
-
-    def _cause(self, found: Found) -> dict[str, JSON]:
-        return {
-            "id": found.cause.id, "state": str(found.state), "devices": list(found.devices), "note": found.note,
-            "at": self.at(found),
-        }  # fmt: skip
 
     def _device(self, target: Target) -> dict[str, JSON]:
         return {
@@ -373,8 +344,5 @@ class Release:
             "against": None if target.base is None else str(target.base),
             "software": target.software,
             "note": self.broken.get(target.name) or self.notes.get(target.name, ""),
-            "dropped": list(self._dropped(target)),
+            "dropped": list(self.results(target).dropped),
         }
-
-    def _dropped(self, target: Target) -> list[str]:
-        return difference(*self.results(target)).dropped

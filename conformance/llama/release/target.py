@@ -99,11 +99,11 @@ def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> li
     return chosen
 
 
-Setup = tuple[str, Mapping[str, str], frozenset[str]]
+_Setup = tuple[str, Mapping[str, str], frozenset[str]]
 """Name, options of the adapter, and kinds of cases."""
 
 
-def _setups(build: Build) -> Iterator[Setup]:
+def _setups(build: Build) -> Iterator[_Setup]:
     for device in build.devices:
         yield from _of_device(device)
     if build.meta:
@@ -114,7 +114,7 @@ def _setups(build: Build) -> Iterator[Setup]:
         yield f"{CPU} variant={variant}", {"variant": variant}, KERNELS
 
 
-def _of_device(device: DeviceOf) -> Iterator[Setup]:
+def _of_device(device: DeviceOf) -> Iterator[_Setup]:
     if device.type in BESIDE:
         yield device.name, {"device": device.name, "mode": "sched"}, BEHIND
         return

@@ -27,7 +27,7 @@ from typing import Any
 from conformance.case.case import JSON
 from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import ConformanceError
-from conformance.llama.release.causes import Found
+from conformance.llama.release.causes import SharedCause
 from conformance.llama.release.release import Release
 from conformance.report.compare import State
 
@@ -133,9 +133,9 @@ class Attempt:
     """A fault, and the results of its two builds."""
 
     fault: Fault
-    found: Sequence[Found] = ()
+    found: Sequence[SharedCause] = ()
     """Causes that show the fault and are in the bad build alone, the most urgent first."""
-    other: Sequence[Found] = ()
+    other: Sequence[SharedCause] = ()
     """Other causes that are new in the bad build."""
     seconds: float = 0.0
     """Seconds of the run, which all faults of the two builds share."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from conformance.cli.options import BUDGET, ExistingFile, isolation, json_option
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
-from conformance.llama.cli.build import _probe, _release
+from conformance.llama.release.prepare import inspect, prepare
 from conformance.llama.release.release import Release
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
@@ -41,13 +42,16 @@ def backtest(
     if not faults:
         raise UsageError(f"{path}: no fault matches --link {', '.join(links)}")
 
-    def prepare(bad: str, good: str, name: str, seconds: float) -> Release:
-        return _release(_probe(bad), _probe(good), [name], min(seconds, budget or seconds), "standard", isolation)
+    say = partial(line, err=True)
+
+    def release(bad: str, good: str, name: str, seconds: float) -> Release:
+        builds = inspect(bad, say), inspect(good, say)
+        return prepare(*builds, [name], min(seconds, budget or seconds), "standard", isolation, say)
 
     rows: list[Attempt] = []
     interrupted = Outcome()
     try:
-        for row in past.attempt(faults, prepare):
+        for row in past.attempt(faults, release):
             rows.append(row)
             line(row.sentence())
     except KeyboardInterrupt:

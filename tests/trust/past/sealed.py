@@ -32,7 +32,7 @@ from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.types import TYPES
 from conformance.judge.cause import ANY_OF, Condition
 from conformance.judge.verdict import Verdict
-from conformance.llama.release.causes import Found
+from conformance.llama.release.causes import SharedCause
 from conformance.run.live import is_live
 from conformance.run.session.select import build
 
@@ -147,7 +147,7 @@ class Sealed:
         expect(narrow, f"{where} condition", f"a condition beside op {EVERY_OP!r}", conditions)
         return cls(tuple(lists["op"]), tuple(conditions), tuple(map(Kind, lists["kind"])), note)
 
-    def shows(self, found: Found, case: Callable[[str], Case] = build) -> bool:
+    def shows(self, found: SharedCause, case: Callable[[str], Case] = build) -> bool:
         """Return True if a cause has the kind, the op and each condition.
 
         The kind is the verdict of its smallest case. In each of its cases, a node that meets its rule and has one of

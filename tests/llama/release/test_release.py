@@ -30,11 +30,11 @@ from conformance.llama.live import audit
 from conformance.llama.release import counts as counting
 from conformance.llama.release.bisect import bisect, on
 from conformance.llama.release.cases import Cases, Sweep, of_ops, spread
-from conformance.llama.release.causes import NOT_AGAIN, RIGHT, Causes, Found, difference, fails
+from conformance.llama.release.causes import NOT_AGAIN, RIGHT, Causes, SharedCause, fails, in_states
 from conformance.llama.release.counts import Counting
 from conformance.llama.release.profiles import Profiles
 from conformance.llama.release.record import begin, causes_of, made, write, write_page
-from conformance.llama.release.release import Release, plan
+from conformance.llama.release.release import Release, TargetResults, plan
 from conformance.llama.release.target import KERNELS, Target, targets
 from conformance.perf.bench import Bench, Row
 from conformance.perf.count import Counts, Tool, callgrind
@@ -67,7 +67,7 @@ def _results(spec: Spec, verdicts: Mapping[str, Verdict]) -> list[Result]:
 
 @dataclass
 class Fixed:
-    """A kind whose failures each have the cause of the op they name; `wrong` says what fails where, by itself."""
+    """A search whose failures each have the cause of the op they name; `wrong` says what fails where, by itself."""
 
     wrong: Mapping[Spec, frozenset[str]] = field(default_factory=dict)
     again_of: list[tuple[Spec, str]] = field(default_factory=list)
@@ -94,15 +94,17 @@ def test_each_failure_is_new_or_fixed_or_still_there(verdicts: dict[str, tuple[V
     """No failure of either build is lost, and none is in two states."""
     here = _results(NEW, {c: v[0] for c, v in verdicts.items()})
     there = _results(OLD, {c: v[1] for c, v in verdicts.items()})
-    changed = difference(here, there)
-    new, still, fixed = ({r.case for r in rows if fails(r)} for rows in (changed.new, changed.still, changed.fixed))
+    found = in_states(here, there)
+    new, still, fixed = ({r.case for r in found[s] if fails(r)} for s in (State.NEW, State.STILL, State.FIXED))
     old = {r.case: r for r in there if fails(r)}
     failing = {r.case for r in here if fails(r)}
     worsened = {r.case for r in here if r.case in old and worse(Seen.of(old[r.case]), Seen.of(r))}
     assert new == failing - old.keys() | worsened
     assert fixed == old.keys() - failing
     assert still == (failing & old.keys()) - worsened
-    assert set(changed.dropped) == {c for c, v in verdicts.items() if v == (Verdict.UNSUPPORTED, Verdict.PASS)}
+    assert set(TargetResults(here, there).dropped) == {
+        c for c, v in verdicts.items() if v == (Verdict.UNSUPPORTED, Verdict.PASS)
+    }
 
 
 def _give(release: Release, here: Mapping[str, Verdict], there: Mapping[str, Verdict]) -> None:
@@ -139,7 +141,7 @@ def test_a_failure_of_both_builds_has_its_cause_on_both() -> None:
 
 @dataclass
 class Deaths(Fixed):
-    """A kind whose failures have the cause that their detail names."""
+    """A search whose failures have the cause that their detail names."""
 
     def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
         """One cause for each message."""
@@ -219,7 +221,7 @@ def test_one_fault_on_two_devices_is_one_cause() -> None:
 
 @dataclass
 class Searched(Fixed):
-    """A kind that finds other causes on each device, as its cases are others."""
+    """A search that finds other causes on each device, as its cases are others."""
 
     rules: Mapping[str, Sequence[tuple[str, tuple[Condition, ...]]]] = field(default_factory=dict)
     """First case of a cause -> id and rule of each of the causes of that device."""
@@ -251,14 +253,13 @@ def test_alike_causes_of_two_devices_are_one() -> None:
 def test_a_fault_under_a_software_driver_may_be_the_drivers() -> None:
     """Wrong numbers there alone may be; what fails elsewhere too, or fails an assertion of ggml's own, is not."""
     gpu = Target("Vulkan0", NEW, OLD, software=True)
-    release = Release(_build(), None, [CPU, gpu], [], 1.0, Isolation(), Fixed())
     wrong = Cause("ADD", "", "ggml", Verdict.FAIL, "ADD", "", (), ("ADD-1",))
     died = replace(
         wrong, verdict=Verdict.CRASH, message="its process died (SIGABRT)): ggml-vulkan.cpp:#: GGML_ASSERT(x)"
     )
-    assert release.at(Found(wrong, State.NEW, ["Vulkan0"])) == "library or its software driver"
-    assert release.at(Found(wrong, State.NEW, ["Vulkan0", "CPU"])) == "library"
-    assert release.at(Found(died, State.NEW, ["Vulkan0"])) == "library"
+    assert SharedCause(wrong, State.NEW, ["Vulkan0"]).at([CPU, gpu]) == "library or its software driver"
+    assert SharedCause(wrong, State.NEW, ["Vulkan0", "CPU"]).at([CPU, gpu]) == "library"
+    assert SharedCause(died, State.NEW, ["Vulkan0"]).at([CPU, gpu]) == "library"
 
 
 def test_targets_are_the_devices_that_both_builds_have() -> None:
@@ -753,7 +754,7 @@ def test_a_build_that_executes_more_than_its_base_fails(
     on = [CPU, replace(CPU, name=REPACK)]
     release = Release(_build(), _build("old"), on, [], 60.0, Isolation(), Fixed(), units=[UNIT])
     release.run()
-    base, build = release.counts
+    base, build = release.counted.results
     assert (base.backend, base.verdict, base.metrics["instructions"]) == (str(OLD), Verdict.PASS, 1_000_000)
     assert (build.case, build.backend, build.verdict) == (UNIT.id, str(NEW), verdict)
     assert build.metrics.get("ratio.instructions") == (new / 1_000_000 if new else None)
@@ -771,7 +772,7 @@ def test_units_that_the_base_gets_wrong_too_are_no_news(monkeypatch: pytest.Monk
     monkeypatch.setattr(counting, "Bench", lambda *_: Wrong({OLD: 0, NEW: 0}))
     release = Release(_build(), _build("old"), [CPU], [], 60.0, Isolation(), Fixed(), units=[UNIT])
     release.run()
-    assert ([r.verdict for r in release.counts], release.slower()) == ([Verdict.FAIL] * 2, [])
+    assert ([r.verdict for r in release.counted.results], release.counted.slower()) == ([Verdict.FAIL] * 2, [])
 
 
 def test_units_after_their_share_of_the_time_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -783,7 +784,7 @@ def test_units_after_their_share_of_the_time_are_missing(monkeypatch: pytest.Mon
         _build(), _build("old"), [CPU], [], 12.0, Isolation(), Fixed(), clock=clock, units=units
     )  # fmt: skip
     release.run()
-    assert [r.case for r in release.counts] == [units[0].id] * 2
+    assert [r.case for r in release.counted.results] == [units[0].id] * 2
     assert [(m.case, m.cause) for m in release.missing()] == [(u.id, MissingCause.TIME_LIMIT) for u in units[1:]]
     assert release.outcome().exit_code == 5
 

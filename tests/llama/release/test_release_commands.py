@@ -19,6 +19,7 @@ from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.library import WHEEL
 from conformance.llama.cli import build as commands
+from conformance.llama.release import prepare
 from conformance.perf.units import BY_ID
 
 RUN = {**document([result("ADD-1", "ggml?lib=x", "FAIL")]), "causes": [cause("ADD", ["ADD-1"], "ggml?lib=x")]}
@@ -110,7 +111,7 @@ def test_the_state_of_builds_is_one_page(tmp_path: Path, monkeypatch: pytest.Mon
 def test_units_without_the_cpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would not be counted, and nothing would say so."""
     here = Build("x", Path("/x"), "", "", (DeviceOf("CPU", "CPU", "", False, ("CPU",)),), (), llama=False, left_out=())
-    monkeypatch.setattr(commands, "probe", lambda *_, **__: here)
+    monkeypatch.setattr(prepare, "probe", lambda *_, **__: here)
     monkeypatch.setattr(commands, "check_callgrind", lambda: None)
     ran = CliRunner().invoke(main, ["build", "test", "x", "--unit", "op/*", "--device", "CPU threads"])
     assert (ran.exit_code, "--device CPU threads: CPU expected among them" in ran.output) == (2, True), ran.output
@@ -138,8 +139,8 @@ def test_a_vulkan_driver_on_the_cpu_is_shown(monkeypatch: pytest.MonkeyPatch) ->
         devices = (vulkan,) if environment else ()
         return Build(name, Path("/x"), "0.26.0", "", devices, (), llama=False, left_out=(), isa=isa)
 
-    monkeypatch.setattr(commands, "probe", probe)
+    monkeypatch.setattr(prepare, "probe", probe)
     monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "")  # what the test leaves behind is undone
     monkeypatch.delenv("GGML_VK_VISIBLE_DEVICES")
-    assert commands._probe("x").devices == (vulkan,)
+    assert prepare.inspect("x", lambda _: None).devices == (vulkan,)
     assert os.environ["GGML_VK_VISIBLE_DEVICES"] == "0"

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from gguf import GGUFWriter
+from hypothesis import given
+from hypothesis import strategies as st
 from marks import needs_wheel
 
 from backends.cpu import CpuBackend
@@ -28,11 +30,17 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32
+from conformance.judge.evidence import Fault
+from conformance.judge.verdict import MissingCause, Result, Verdict
 from conformance.llama.live.llama import Device
 from conformance.llama.model import figures, graphs, turns
-from conformance.llama.model.answer import RIGHT, ROUNDING, WRONG
-from conformance.llama.model.check import Check, Text, allowance, layer_of, rounding, step_words
+from conformance.llama.model.check import ModelCheck, Text
 from conformance.llama.model.llama_process import LlamaProcess, Turn, alone
+from conformance.llama.model.modelcase import ModelCase
+from conformance.llama.model.modelrun import RIGHT, ROUNDING
+from conformance.llama.model.recording import ModelRecording, layer_of, step_words
+from conformance.llama.model.references import allowance, rounding
+from conformance.report.runfile import read_document
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 
@@ -52,45 +60,44 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def check(model: Path) -> Iterator[Check]:
+def check(model: Path) -> Iterator[ModelCheck]:
     """The model's check, which shares the reference's runs."""
     with closing(LlamaProcess(model, Device("llama.cpp"))) as llama:
-        decoded, case = llama.record(alone(PROMPT, DECODE))
-        with closing(
-            Check(model, case, alone(PROMPT, DECODE), decoded, lambda spec: Device(str(spec), "", "CPU"), budget=5.0)
-        ) as it:
+        recording = ModelRecording.of(llama, alone(PROMPT, DECODE))
+        with closing(ModelCheck(model, recording, lambda spec: Device(str(spec), "", "CPU"), budget=5.0)) as it:
             yield it
 
 
-def test_recorded_graphs_give_the_logits(check: Check) -> None:
+def test_recorded_graphs_give_the_logits(check: ModelCheck) -> None:
     """Prompt and tokens are a step each, whose recorded result llama.cpp hands out; weights stay in the file."""
-    assert len(check.case.steps) == 1 + DECODE == len(check.reference.logits)
-    for step, row in zip(check.case.steps, check.reference.logits, strict=True):
+    case, decoded = check.recording.case, check.recording.decoded
+    assert len(case.steps) == 1 + DECODE == len(decoded.logits)
+    for step, row in zip(case.steps, decoded.logits, strict=True):
         assert np.array_equal(step.expected[step.outputs[0]].view("<f4"), row)
-    assert len(check.case.references) == len(check.case.persistent) - len(check.case.caches())
-    assert list(check.reference.logits.argmax(1))[:-1] == check.reference.tokens
+    assert len(case.references) == len(case.persistent) - len(case.caches())
+    assert list(decoded.logits.argmax(1))[:-1] == decoded.tokens
 
 
-def test_a_device_of_llama_is_right(check: Check) -> None:
+def test_a_device_of_llama_is_right(check: ModelCheck) -> None:
     """The wheel's CPU, chosen as a device, gives the same distribution, and each of its nodes is right."""
     answer = check.of(Spec("ggml"))
-    assert (answer.verdict, answer.sentence(), answer.notes) == (RIGHT, "right", [])
+    assert (answer.word, answer.sentence(), answer.notes) == (RIGHT, "right", [])
 
 
-def test_a_text_has_a_row_for_each_token(model: Path, check: Check) -> None:
+def test_a_text_has_a_row_for_each_token(model: Path, check: ModelCheck) -> None:
     """Graphs with results of every token give llama.cpp's own perplexity, but for rounding."""
     with closing(LlamaProcess(model, Device("llama.cpp"))) as llama:
         text = Text(PROMPT, *llama.record(alone(PROMPT), every=True))
-    found = graphs.run(check.oracle.reference_in(EXACT), text.case).logits(text.case)
+    found = graphs.run(check.references.backend(EXACT), text.case).logits(text.case)
     assert found.shape == text.decoded.logits.shape == (len(PROMPT), llama.n_vocab)
     assert figures.perplexity(found, PROMPT) == pytest.approx(text.perplexity, rel=0.05)
-    assert np.array_equal(text.decoded.logits[-1].argmax(), check.reference.logits[0].argmax())
+    assert np.array_equal(text.decoded.logits[-1].argmax(), check.recording.decoded.logits[0].argmax())
 
 
-def test_float64_differs_by_rounding(check: Check) -> None:
+def test_float64_differs_by_rounding(check: ModelCheck) -> None:
     """What does not round activations differs by that alone, and the sentence has the figure."""
     answer = check.of(Spec("cpu"))
-    assert answer.verdict == ROUNDING, answer.sentence()
+    assert answer.word == ROUNDING, answer.sentence()
     assert answer.figures is not None
     assert 0 < answer.figures.kl_max < 1e-2
     assert answer.sentence().startswith("differs by rounding: KL ")
@@ -174,12 +181,12 @@ def _last_bits(_b: CpuBackend, _n: Tensor, dst: Raw, _s: Sources, _before: Raw) 
     dst *= np.float32(1 + 1e-5)
 
 
-def test_a_node_over_its_budget_is_a_note_where_the_logits_are_right(check: Check) -> None:
+def test_a_node_over_its_budget_is_a_note_where_the_logits_are_right(check: ModelCheck) -> None:
     """An error of 1e-5 in one product is beyond float32 rounding, and no reader of the text can notice it."""
     planted("last-bits", "MUL_MAT", "blk.1.attn_v.weight", _last_bits)
     answer = check.of(Spec("last-bits"))
-    assert answer.verdict == ROUNDING, answer.sentence()
-    assert answer.first_divergence is None
+    assert answer.word == ROUNDING, answer.sentence()
+    assert answer.where is None
     (note,) = (n for n in answer.notes if "over its budget" in n)
     assert "MUL_MAT Vcur-1" in note
     assert "first step (the prompt)" in note
@@ -196,7 +203,7 @@ WORDS = {0: "first step (the prompt)", 2: "third step"}
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, "forgetful"])
-def test_a_fault_is_named(check: Check, tmp_path: Path, fault: str) -> None:
+def test_a_fault_is_named(check: ModelCheck, tmp_path: Path, fault: str) -> None:
     """Layer, node and step are those of the planted fault, and the saved case fails on that backend alone."""
     op, layer, step = "SET_ROWS", 0, 2
     if fault in FAULTS:
@@ -210,19 +217,24 @@ def test_a_fault_is_named(check: Check, tmp_path: Path, fault: str) -> None:
         answer = check.of(Spec(fault))
     finally:
         check.folder = None
-    first = answer.first_divergence
-    assert answer.verdict == WRONG
+    result = answer.result()
+    assert result is not None
+    assert result.verdict is Verdict.FAIL
+    first = result.where
     assert first is not None
-    assert (first["layer"], first["op"], first["step"]) == (layer, op, step), answer.sentence()
+    assert (result.metrics["layer"], first.op, first.step) == (layer, op, step), answer.sentence()
+    assert first.numbers is not None
+    assert result.budget_used is not None
+    assert result.budget_used > 1
     assert answer.sentence().startswith(f"wrong from layer {layer} on: ")
     assert answer.sentence().endswith(WORDS[step])
-    small = casefile.read_one(Path(answer.saved), models=[check.model.parent])
+    small = casefile.read_one(Path(str(result.saved)), models=[check.model.parent])
     assert "not shrunk" not in answer.notes[-1], answer.notes
     with closing(Runner()) as runner:
         assert runner.run(Spec(fault), [small])[0].verdict == "FAIL"
         assert runner.run(Spec("ggml"), [small])[0].verdict == "PASS"
     if fault not in FAULTS:
-        assert first["kind"] == "stale"
+        assert first.fault is Fault.STALE
         assert len(small.steps) == step + 1
     else:
         assert sum(len(s.graph) for s in small.steps) <= 3
@@ -272,11 +284,13 @@ def together(fault: str, op: str, name: str, inside: str, hidden: str) -> None:
         (("whole", "MUL_MAT", "Vcur-1", graphs.LOGITS, ""), "with its own inputs: MUL_MAT Vcur-1"),
     ],
 )
-def test_a_node_is_named_if_two_methods_name_it(check: Check, fault: tuple[str, str, str, str, str], said: str) -> None:
+def test_a_node_is_named_if_two_methods_name_it(
+    check: ModelCheck, fault: tuple[str, str, str, str, str], said: str
+) -> None:
     """Else the answer has what each found: a wrong fusion is right node by node, a wrong whole graph in its parts."""
     together(*fault)
     answer = check.of(Spec(fault[0]))
-    assert answer.verdict == WRONG, answer.sentence()
+    assert answer.verdict is Verdict.FAIL, answer.sentence()
     assert said in answer.cause, answer.cause
     assert "this node is wrong by itself" not in answer.cause
     if fault[0] == "whole":
@@ -317,25 +331,43 @@ def turns_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _play(model: Path, turns_file: Path, backend: str, record: Path, *options: str) -> dict[str, Any]:
+def _results(record: Path) -> dict[str, list[Result]]:
+    """Return backend -> its results, as any reader of run files sees them."""
+    document = read_document(record)
+    assert document is not None
+    found: dict[str, list[Result]] = {}
+    for r in document.record.results:
+        found.setdefault(r.backend, []).append(r)
+    return found
+
+
+def _runs(record: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(record.read_text("utf-8"))["model"]["runs"]
+    return found
+
+
+def _play(model: Path, turns_file: Path, backend: str, record: Path, *options: str) -> list[Result]:
     call = ["check-model", str(model), "--turns", str(turns_file), "--decode", "2", "--json", str(record), *options]
     ran = CliRunner().invoke(main, [*call, "--backend", backend])
     assert ran.exit_code in {0, 1}, ran.output
-    found: dict[str, Any] = json.loads(record.read_text("utf-8"))["backends"][backend]
-    assert (found["verdict"] == WRONG) == bool(ran.exit_code)
+    found = _results(record)[backend]
+    assert found[-1].fails_run == bool(ran.exit_code)
     return found
 
 
 def test_a_fault_of_the_second_prompt_is_found_by_turns_alone(model: Path, turns_file: Path, tmp_path: Path) -> None:
     """The second prompt of a session is named, layer and turn; a fresh run of the same tokens is right."""
     registry.provide("relaying", Relaying)
-    found = _play(model, turns_file, "relaying", tmp_path / "answers.json")
-    assert found["place"] == {"slot": 0, "turn": 1, "token": 0}, found["answer"]
-    assert found["setting"] == ""
-    assert (found["first_divergence"]["layer"], found["first_divergence"]["kind"]) == (1, "stale")
-    assert found["answer"].endswith("turn 2, the prompt")
-    assert found["fresh"] == ROUNDING
-    assert "a fresh run of the 11 tokens so far is right" in found["notes"]
+    record = tmp_path / "answers.json"
+    (found,) = _play(model, turns_file, "relaying", record)
+    assert [found.metrics[k] for k in ("slot", "turn", "token", "layer")] == [0, 1, 0, 1]
+    assert found.case == f"model/{model.as_posix()}-decode=2,turns={turns_file.as_posix()}@0"
+    assert found.where is not None
+    assert found.where.fault is Fault.STALE
+    (run,) = _runs(record)
+    assert run["answer"].endswith("turn 2, the prompt")
+    assert run["fresh"] == ROUNDING
+    assert "a fresh run of the 11 tokens so far is right" in found.notes
 
 
 def _only_quantised(_b: CpuBackend, node: Tensor, dst: Raw, _s: Sources, _before: Raw) -> None:
@@ -350,14 +382,16 @@ def test_a_fault_of_one_setting_is_found_with_it(model: Path, turns_file: Path, 
     planted("only-quantised", "FLASH_ATTN_EXT", "cache_k_l1", _only_quantised)
     settings = ["slots=2,batch=3,ubatch=2,shift=2", "cache=q8_0,slots=2", "fa=0"]
     options = [x for text in settings for x in ("--setting", text)]
-    found = _play(model, turns_file, "only-quantised", tmp_path / "answers.json", *options)
-    assert [(s["setting"], s["answer"].partition(" ")[0]) for s in found["settings"]] == [
-        (settings[0], "differs"),
-        (settings[1], "wrong"),
+    record = tmp_path / "answers.json"
+    right, wrong = _play(model, turns_file, "only-quantised", record, *options)
+    assert [(r.case.partition(".json,")[2], r.verdict) for r in (right, wrong)] == [
+        (f"{settings[0]}@0", Verdict.PASS),
+        (f"{settings[1]}@0", Verdict.FAIL),
     ]
-    assert found["place"] == {"slot": 0, "turn": 0, "token": 0}, found["answer"]
-    assert found["first_divergence"]["op"] == "FLASH_ATTN_EXT"
-    assert found["answer"].endswith("slot 1, turn 1, the prompt")
+    assert [wrong.metrics[k] for k in ("slot", "turn", "token")] == [0, 0, 0], wrong.detail
+    assert wrong.where is not None
+    assert wrong.where.op == "FLASH_ATTN_EXT"
+    assert _runs(record)[-1]["answer"].endswith("slot 1, turn 1, the prompt")
 
 
 def test_slots_that_graphs_reorder_are_refused(tmp_path: Path) -> None:
@@ -426,18 +460,30 @@ def test_the_command_writes_what_its_contract_says(model: Path, tmp_path: Path) 
     assert ran.exit_code == 0, ran.output
     assert "ggml: right\n" in ran.output
     assert "openvino-stateless: differs by rounding: KL " in ran.output
-    answers = json.loads(record.read_text("utf-8"))["backends"]
-    assert answers["ggml"]["answer"] == "right"
-    found = answers["openvino-stateless"]
-    assert {"answer", "kl", "top1", "greedy_equal", "first_divergence", "cause"} <= found.keys()
-    assert 0 < found["kl"]["mean"] <= found["kl"]["max"] < 1e-2
+    results = _results(record)
+    assert _runs(record)[0]["answer"] == "right"
+    assert {r.verdict for (r,) in results.values()} == {Verdict.PASS}
+    (found,) = results["openvino-stateless"]
+    assert found.budget_used is not None
+    assert 0 < found.budget_used <= 1
+    assert 0 < found.metrics["kl_mean"] <= found.metrics["kl_max"] < 1e-2
     op, name, spoil, _ = FAULTS["swapped-heads"]
     planted("swapped-heads", op, name, spoil)
     wrong = CliRunner().invoke(main, [*call, "--backend", "swapped-heads"])
     assert wrong.exit_code == 1, wrong.output
-    found = json.loads(record.read_text("utf-8"))["backends"]["swapped-heads"]
-    assert found["answer"].startswith("wrong from layer 1 on: FLASH_ATTN_EXT")
-    assert (found["first_divergence"]["layer"], found["first_divergence"]["step"]) == (1, 0)
+    (found,) = _results(record)["swapped-heads"]
+    assert _runs(record)[0]["answer"].startswith("wrong from layer 1 on: FLASH_ATTN_EXT")
+    assert found.where is not None
+    assert (found.metrics["layer"], found.where.step, found.where.op) == (1, 0, "FLASH_ATTN_EXT")
+    shown = CliRunner().invoke(main, ["report", str(record), "-o", str(tmp_path / "page")])
+    assert shown.exit_code == 1, shown.output
+    page = (tmp_path / "page" / "index.html").read_text("utf-8")
+    assert "FLASH_ATTN_EXT" in page
+    assert "from layer 1 on, first step (the prompt)" in page
+    again = CliRunner().invoke(main, ["run", "--case", found.case, "--backend", "swapped-heads", "--json", str(record)])
+    assert again.exit_code == 1, again.output
+    (repeated,) = _results(record)["swapped-heads"]
+    assert (repeated.case, repeated.where, repeated.error) == (found.case, found.where, None)
 
 
 def _interrupted(_b: CpuBackend, _n: Tensor, dst: Raw, src: Sources, _before: Raw) -> None:
@@ -455,20 +501,22 @@ def test_ctrl_c_keeps_what_is_known(model: Path, tmp_path: Path) -> None:
     assert ran.exit_code == 5, ran.output
     assert "interrupted: logits of 1 token: KL " in ran.output
     assert "not run" in ran.output.splitlines()[-3]
-    answers = json.loads(record.read_text("utf-8"))["backends"]
-    assert answers["cpu"]["verdict"] == ROUNDING
-    assert answers["interrupted"]["answer"] == "not run: interrupted"
-    assert 0 < answers["interrupted"]["kl"]["max"] < 1e-2
+    document = read_document(record)
+    assert document is not None
+    assert [(r.backend, r.verdict) for r in document.record.results] == [("cpu", Verdict.PASS)]
+    assert [(m.backend, m.cause) for m in document.record.missing] == [("interrupted", MissingCause.INTERRUPTED)]
+    last = _runs(record)[-1]
+    assert last["answer"] == "not run: interrupted"
+    assert 0 < max(last["kl_rows"]) < 1e-2
 
 
-def test_float64_computes_no_more_steps_than_disagree(check: Check) -> None:
+def test_float64_computes_no_more_steps_than_disagree(check: ModelCheck) -> None:
     """Rounding is measured in the first step; a row of K that is missing from the third on is compared to the end."""
     op, name, spoil, _ = FAULTS["stale-row"]
     planted("stale-again", op, name, spoil)
     for backend, computed in (("cpu", 1), ("stale-again", 1 + DECODE)):
         said: list[str] = []
-        fresh = replace(check, oracle=Oracle(), _float64=[])
-        fresh.say = said.append
+        fresh = replace(check, oracle=Oracle(), say=said.append)
         with closing(fresh):
             fresh.of(Spec(backend))
         assert sum("rounding as exact: step" in words for words in said) == computed, said
@@ -503,6 +551,38 @@ def test_bad_input_says_what_to_type(model: Path, tmp_path: Path) -> None:
         assert (ran.exit_code, words in ran.output) == (2, True), ran.output
     ran = CliRunner().invoke(main, ["run", str(model), "--backend", "ggml"])
     assert (ran.exit_code, "conform check-model" in ran.output) == (2, True), ran.output
+
+
+@given(
+    file=st.text("ab-=,@%/*[ é", min_size=1).filter(lambda t: Path(t).name),
+    tokens=st.lists(st.integers(0, 1 << 20), max_size=3),
+    prompt=st.none() | st.text(max_size=8),
+    decode=st.integers(0, 99),
+    at=st.text(max_size=8),
+    setting=st.sampled_from(turns.SETTINGS),
+)
+def test_an_id_of_a_case_has_all_of_it(
+    file: str, tokens: list[int], prompt: str | None, decode: int, at: str, setting: str
+) -> None:
+    """Any path, prompt and name is read again, whatever signs it has; a number of tokens is that of a decoded case."""
+    case = ModelCase(Path(file), tuple(tokens), (), 64 if at else decode, prompt, None, Path(file), at, setting)
+    assert ModelCase.read(case.id) == case
+    assert not set("*[ @,") & set(case.id.removesuffix("@0").partition("/")[2].partition("-")[0])
+
+
+@pytest.mark.parametrize(
+    ("case_id", "words"),
+    [
+        ("model/a.gguf-foo=1@0", "keys: tokens, answer"),
+        ("model/a.gguf-tokens=x@0", "integers like"),
+        ("model/a.gguf-slots=0@0", "slots: 1 to 64 expected"),
+        ("model/@0", "model/FILE-"),
+    ],
+)
+def test_an_id_that_is_none_says_why(case_id: str, words: str) -> None:
+    """The key is named, with what is expected."""
+    with pytest.raises(UsageError, match=words):
+        ModelCase.read(case_id)
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

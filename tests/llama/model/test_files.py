@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +20,14 @@ from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.ggml.quants import from_float
 from conformance.ggml.types import TYPES
-from conformance.llama.model import against, modelfile, plausible
-from conformance.llama.model.finding import Finding, Kind
+from conformance.judge.evidence import Fault, Place
+from conformance.judge.verdict import Result, Verdict
+from conformance.llama.model import against, filecheck, modelfile, plausible
+from conformance.llama.model.finding import Finding, FindingKind
 from conformance.llama.model.graphs import silent
+from conformance.llama.model.modelcase import ModelCase
 from conformance.llama.model.modelfile import ModelFile
+from conformance.report.runfile import read_document
 
 ROWS, WIDTH = 16, 512
 WEIGHT = "blk.0.ffn_up.weight"
@@ -83,7 +86,7 @@ def test_one_negated_scale_is_named_in_any_types(tmp_path: Path, type_name: str,
     blocks[block, at + 1] ^= 0x80
     a, b = damaged.write(tmp_path / "a.gguf"), draft(source).write(tmp_path / "b.gguf")
     (found,) = (f for f in against.tensors(a, b, silent) if f.wrong)
-    assert (found.kind, found.where, found.of) == (Kind.VALUES, WEIGHT, ROWS * WIDTH // found.per)
+    assert (found.kind, found.where, found.of) == (FindingKind.VALUES, WEIGHT, ROWS * WIDTH // found.per)
     assert found.index == block * type_.blck_size // found.per
     assert found.count <= max(1, type_.blck_size // found.per)
 
@@ -131,15 +134,15 @@ def _channel(x: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("change", "type_name", "found"),
     [
-        (_far, "f16", (Kind.SCALE, False)),
-        (_nan, "f32", (Kind.NOT_FINITE, True)),
-        (_hole, "q8_0", (Kind.CONSTANT, False)),
+        (_far, "f16", (FindingKind.SCALE, False)),
+        (_nan, "f32", (FindingKind.NOT_FINITE, True)),
+        (_hole, "q8_0", (FindingKind.CONSTANT, False)),
         (_channel, "q8_0", None),
         (None, "q4_K", None),
     ],
 )
 def test_implausible_values_are_named(
-    tmp_path: Path, change: Callable[[np.ndarray], None] | None, type_name: str, found: tuple[Kind, bool] | None
+    tmp_path: Path, change: Callable[[np.ndarray], None] | None, type_name: str, found: tuple[FindingKind, bool] | None
 ) -> None:
     """The block is named, and a channel that is large in every row is not."""
     each = alone(draft(type_name, change=change).write(tmp_path / "a.gguf"))
@@ -152,7 +155,7 @@ def test_a_negative_scale_is_wrong_where_no_quantiser_writes_it(tmp_path: Path, 
     damaged = draft(type_name)
     damaged.raw[WEIGHT].reshape(-1, TYPES[type_name].type_size)[5, 1] ^= 0x80
     found = alone(damaged.write(tmp_path / "a.gguf"))
-    assert [(f.kind, f.index) for f in found] == ([] if type_name == "q4_0" else [(Kind.SCALE, 5)])
+    assert [(f.kind, f.index) for f in found] == ([] if type_name == "q4_0" else [(FindingKind.SCALE, 5)])
 
 
 def test_the_tables_of_tokens_are_checked(tmp_path: Path) -> None:
@@ -189,7 +192,11 @@ def test_damaged_headers_end_in_words(
         return
     for f in [*alone(file), *against.header(file, healthy), *against.tensors(file, healthy, silent)]:
         assert f.sentence()
-        assert f.to_json()
+    case = ModelCase(path, compare=healthy.path)
+    found = [*alone(file), *against.header(file, healthy), *against.tensors(file, healthy, silent)]
+    for r in filecheck.results(case, file, found):
+        assert ModelCase.read(r.case).id == r.case
+        assert Result.from_json(r.to_json()).sentence()
 
 
 def test_files_that_are_not_one_model_are_refused(tmp_path: Path) -> None:
@@ -220,8 +227,13 @@ def test_the_command_checks_a_file_without_a_backend(tmp_path: Path) -> None:
     damaged.write(Path(a))
     ran = CliRunner().invoke(main, ["check-model", a, "--compare", b, "--json", record])
     assert (ran.exit_code, f"values: {WEIGHT}, block 5 (row 0, 32 values), 1 of 256" in ran.output) == (1, True)
-    found = json.loads(Path(record).read_text("utf-8"))["file"]
-    assert (found["compared"], found["findings"][0]["index"], found["findings"][0]["where"]) == ("b.gguf", 5, WEIGHT)
+    document = read_document(Path(record))
+    assert document is not None
+    wrong, layers = document.record.results
+    assert (document.body["model"]["compared"], wrong.metrics["index"], wrong.verdict) == ("b.gguf", 5, Verdict.FAIL)
+    assert (wrong.where, layers.verdict) == (Place(Fault.NODE, op="NONE", name=WEIGHT), Verdict.UNSUPPORTED)
+    again = CliRunner().invoke(main, ["run", "--case", wrong.case, "--backend", "cpu"])
+    assert (again.exit_code, f"values: {WEIGHT}, block 5" in again.output) == (1, True), again.output
 
 
 def test_a_file_without_tensors_is_not_called_plausible(tmp_path: Path) -> None:
@@ -242,7 +254,7 @@ def test_an_interrupted_comparison_prints_what_it_found(tmp_path: Path, monkeypa
     damaged.write(path)
     values = ModelFile.values
 
-    def interrupted(self: ModelFile, t: modelfile.Stored, first: int, n: int) -> modelfile.F32:
+    def interrupted(self: ModelFile, t: modelfile.StoredTensor, first: int, n: int) -> modelfile.F32:
         if t.name == "x":
             raise KeyboardInterrupt
         return values(self, t, first, n)

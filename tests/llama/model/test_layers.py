@@ -17,7 +17,7 @@ from trust.files import Draft, Pair
 from conformance.cli import main
 from conformance.ggml.quants import from_float, to_float
 from conformance.llama.cli import model
-from conformance.llama.model.finding import Kind
+from conformance.llama.model.finding import FindingKind
 
 pytestmark = needs_wheel
 SEED = 1997
@@ -60,7 +60,7 @@ def test_the_first_node_that_differs_is_named(
     damaged = replace(pair, a=a)
     found = damaged.layer(tmp_path)
     assert found is not None
-    assert (found.kind, found.where, f"from layer {layer} on" in found.why) == (Kind.LAYER, node, True)
+    assert (found.kind, found.where, f"from layer {layer} on" in found.why) == (FindingKind.LAYER, node, True)
     assert ("its parameters differ" in found.why) == (damage is _rope)
     assert any(f.wrong for f in damaged.findings(tmp_path)) == (damage is not _larger)
 
@@ -79,9 +79,11 @@ def test_the_command_plays_a_prompt_through_both_files(pair: Pair, tmp_path: Pat
     assert ran.exit_code == 0, ran.output
     assert "layers: logits of 3 tokens: KL " in ran.output
     assert "layers: no node differs by more than its types cost" in ran.output
-    found = json.loads(Path(record).read_text("utf-8"))["file"]["logits"]
-    assert found["tokens"] == [3, 14, 15]
-    assert 0 < found["kl"]["mean"] <= found["kl"]["max"] < 1
+    found = json.loads(Path(record).read_text("utf-8"))["results"]
+    (layers,) = (r for r in found if "at=layers" in r["case"])
+    assert "tokens=3x14x15" in layers["case"]
+    assert 0 < layers["metrics"]["kl_mean"] <= layers["metrics"]["kl_max"] < 1
+    assert {r["verdict"] for r in found} == {"PASS"}
 
 
 def test_a_file_that_llama_refuses_keeps_its_other_findings(pair: Pair, tmp_path: Path) -> None:
@@ -109,5 +111,7 @@ def test_ctrl_c_keeps_what_was_found(pair: Pair, tmp_path: Path, monkeypatch: py
         paths = [str(tmp_path / n) for n in ("a.gguf", "b.gguf")]
         ran = CliRunner().invoke(main, ["check-model", paths[0], "--compare", paths[1], "--json", str(record)])
         assert (ran.exit_code, "interrupted; layers were not compared" in ran.output) == (code, True), ran.output
-        found = json.loads(record.read_text("utf-8"))["file"]["findings"]
-        assert any("output_norm.weight" in str(f) for f in found) == (code == 1)
+        found = json.loads(record.read_text("utf-8"))
+        wrong = [r["case"] for r in found["results"] if r["verdict"] == "FAIL"]
+        assert any("at=output_norm.weight" in case for case in wrong) == (code == 1)
+        assert [("at=layers" in m["case"], m["cause"]) for m in found["missing"]] == [(True, "interrupted")]

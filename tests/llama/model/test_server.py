@@ -16,16 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marks import needs_wheel
 
-from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.llama.live.llama import Device
 from conformance.llama.model import server
-from conformance.llama.model.answer import RIGHT, WRONG
-from conformance.llama.model.check import Check
+from conformance.llama.model.check import ModelCheck
 from conformance.llama.model.figures import F32, log_softmax
-from conformance.llama.model.llama_process import Decoded, LlamaProcess, Setting, Talk, alone
-from conformance.llama.model.server import BANDS, TOKENS, Block, Judge, Judgement, Server, distance
+from conformance.llama.model.llama_process import LlamaProcess, alone
+from conformance.llama.model.recording import ModelRecording
+from conformance.llama.model.server import (
+    BANDS,
+    TOKENS,
+    CompletionServer,
+    Continuation,
+    Judgement,
+    ServerJudge,
+    distance,
+)
 from conformance.llama.model.turns import setting
 
 Served = Callable[[list[int], int], F32]
@@ -100,11 +107,11 @@ def judged(model: Path, llama: LlamaProcess) -> Iterator[Callable[..., Judgement
     with closing(LlamaProcess(model, Device("llama.cpp", "", "CPU"))) as packed:
 
         def judge(served: Served, tokens: int = 12 * TOKENS, *, ids: bool = True) -> Judgement:
-            def check(case: Case, talk: Talk, decoded: Decoded, how: Setting) -> Check:
-                return Check(model, case, talk, decoded, lambda spec: Device(str(spec)), setting=how)
+            def check(recording: ModelRecording) -> ModelCheck:
+                return ModelCheck(model, recording, lambda spec: Device(str(spec)))
 
             with serving(served, ids=ids) as url:
-                return Judge(Server(url, llama), llama, packed, check).judge(tokens=tokens)
+                return ServerJudge(CompletionServer(url, llama), llama, packed, check).judge(tokens=tokens)
 
         yield judge
 
@@ -131,7 +138,7 @@ def test_the_same_model_raises_no_alarm(judged: Callable[..., Judgement], llama:
     if not ids:
         llama.words = lambda tokens: [f"<{t}>" for t in tokens]  # type: ignore[method-assign]
     found = judged(playing(llama, "ubatch=8"), 4 * TOKENS, ids=ids)
-    assert found.verdict == RIGHT
+    assert not found.wrong
     assert (found.tokens, {*found.blocks}) == (4 * TOKENS, {*BANDS})
     assert not any(b.excess for b in found.every)
     assert found.sentence().startswith("the same model: ")
@@ -152,7 +159,7 @@ def test_wrong_servers_are_told_apart(
 ) -> None:
     """A quantised cache, other weights, and a fault of late positions each have their words."""
     found = judged(playing(llama, text, changed), 24 * TOKENS)
-    assert found.verdict == WRONG
+    assert found.wrong
     assert found.e_value >= 1 / server.ALARM
     assert found.sentence().endswith(words), found.sentence()
 
@@ -169,9 +176,13 @@ def test_the_command_hands_the_worst_prompt_over(
         ran = CliRunner().invoke(main, call)
     assert ran.exit_code == 1, ran.output
     found = json.loads(record.read_text("utf-8"))
-    assert found["server"]["verdict"] == WRONG
-    assert found["backends"]["cpu"]["verdict"] == RIGHT
-    assert len(found["tokens"]) == TOKENS
+    server_, cpu = found["results"]
+    assert (server_["backend"], server_["verdict"]) == (f"{url}/v1/completions", "FAIL")
+    assert (cpu["backend"], cpu["verdict"]) == ("cpu", "PASS")
+    assert len(found["model"]["tokens"]) == TOKENS
+    shown = CliRunner().invoke(main, ["report", str(record), "-o", str(tmp_path / "page")])
+    assert shown.exit_code == 1, shown.output
+    assert "/v1/completions" in (tmp_path / "page" / "index.html").read_text("utf-8")
     ran = CliRunner().invoke(main, ["check-model", str(model), "--server", "127.0.0.1:1"])
     assert (ran.exit_code, "a URL such as" in ran.output) == (2, True), ran.output
 
@@ -179,11 +190,11 @@ def test_the_command_hands_the_worst_prompt_over(
 def test_what_is_no_server() -> None:
     """A message says what the URL gave; a reply that lacks tokens has none."""
     with pytest.raises(UnavailableError, match="is the server running"):
-        Server("http://127.0.0.1:1", None).complete([1], 1)  # type: ignore[arg-type]
+        CompletionServer("http://127.0.0.1:1", None).complete([1], 1)  # type: ignore[arg-type]
     with serving(lambda *_: np.zeros((0, 4), np.float32)) as url, pytest.raises(UsageError, match="no log prob"):
-        Server(url, None).complete([1], 1)  # type: ignore[arg-type]
+        CompletionServer(url, None).complete([1], 1)  # type: ignore[arg-type]
     with serving(lambda *_: np.zeros((1, 4), np.float32), lost=1) as url:
-        assert Server(url, None).complete([1], 2) == ([], [])  # type: ignore[arg-type]
+        assert CompletionServer(url, None).complete([1], 2) == ([], [])  # type: ignore[arg-type]
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 5))
@@ -191,7 +202,7 @@ def test_the_e_process_is_a_fair_bet(excesses: list[bool], variants: int) -> Non
     """With an excess of probability 1 / (m + 1) the mean of the next value is the present one."""
 
     def value(outcomes: list[bool]) -> float:
-        blocks = [Block([], [0], [], 2.0 * e, 1.0, 0) for e in outcomes]
+        blocks = [Continuation([], [0], [], 2.0 * e, 1.0, 0) for e in outcomes]
         return Judgement("", variants, blocks={1: blocks}).e_value
 
     p = 1 / (variants + 1)
