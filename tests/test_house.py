@@ -56,7 +56,6 @@ LARGE = {
     "backends.ggml.session.GgmlSession": "one open case, its buffers and both of its schedulers",
     "conformance.ggml.lib.library.Library": "one method for each group of functions of ggml",
     "conformance.ggml.ops.views.Views": "one method for each view op",
-    "conformance.llama.live.lazy.device.Machine": "the interface of a ggml device, one callback each",
     "conformance.llama.model.check.Check": "the stages of a check and its processes",
     "conformance.llama.release.release.Release": "stages, targets and the state on disk",
     "conformance.run.isolation.isolate.IsolatedBackend": "the interface of a backend, one request each",
