@@ -58,7 +58,6 @@ LARGE = {
     "conformance.ggml.ops.views.Views": "one method for each view op",
     "conformance.llama.model.check.Check": "the stages of a check and its processes",
     "conformance.llama.release.release.Release": "stages, targets and the state on disk",
-    "conformance.run.isolation.isolate.IsolatedBackend": "the interface of a backend, one request each",
     "conformance.testrun.Chosen": "the request of a run, with all of its defaults",
     "conformance.testrun.TestRun": "one run: the loop, its results and its record",
 }
