@@ -140,7 +140,7 @@ def _new_input(session: GgmlSession, plan: Plan) -> None:
 
 
 def _clear_cache(session: GgmlSession, _: Plan) -> None:
-    session._ggml.backend_buffer_clear(session._stores[-1].buffer, 0)
+    session._ggml.backend_buffer_clear(session._persistent.stores[-1].buffer, 0)
 
 
 def _free_graph(session: GgmlSession, plan: Plan) -> None:
