@@ -53,9 +53,7 @@ NEIGHBOURS = {
 METHODS = 20
 """At most, of a class."""
 LARGE = {
-    "backends.ggml.session.GgmlSession": "one open case, its buffers and both of its schedulers",
     "conformance.ggml.lib.library.Library": "one method for each group of functions of ggml",
-    "conformance.ggml.ops.views.Views": "one method for each view op",
     "conformance.llama.model.check.Check": "the stages of a check and its processes",
     "conformance.llama.release.release.Release": "stages, targets and the state on disk",
     "conformance.testrun.Chosen": "the request of a run, with all of its defaults",

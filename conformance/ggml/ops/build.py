@@ -24,7 +24,7 @@ from .rope import Rope
 from .rows import SORT_ORDER, RowOps
 from .training.gradients import Gradients
 from .training.steps import Steps
-from .views import Views
+from .views import Leaves, Views
 from .windows import Windows
 
 
@@ -95,6 +95,7 @@ def build_forward_expand(*outputs: Tensor) -> Graph:
 
 
 class Builder(
+    Leaves,
     Views,
     Elementwise,
     RowOps,

@@ -225,8 +225,8 @@ def _shaped(op: Op) -> tuple[_Sizes1, _Sizes2, _Sizes3, _Sizes4]:
     return one, two, three, four
 
 
-class Views:
-    """Constructors of leaves and of the ops that move or reinterpret elements."""
+class Leaves:
+    """Constructors of leaves, and the names and flags of tensors."""
 
     def new_tensor_1d(self, type_: GGMLType, ne0: int) -> Tensor:
         """Make a leaf of [ne0]."""
@@ -276,6 +276,10 @@ class Views:
         """Flag `tensor` and the owner of its bytes as never overwritten: `ggml_set_output`."""
         tensor.flags |= FLAG_OUTPUT
         tensor.root.flags |= FLAG_OUTPUT
+
+
+class Views:
+    """Constructors of the ops that move or reinterpret elements."""
 
     dup = DUP.of_a()
     dup_inplace = dup.inplace
