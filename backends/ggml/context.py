@@ -1,4 +1,4 @@
-"""Tensors rebuilt in a library: contexts, stores of leaves with their own buffers, a case's persistent tensors."""
+"""Tensors rebuilt in a library: contexts, stores of leaves, a case's persistent tensors."""
 
 from __future__ import annotations
 
@@ -156,13 +156,13 @@ class Persistent:
         self._hidden |= tensors
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set all bytes of a tensor; GraphError if it is not one of these, or `data` has another size."""
+        """Set all bytes of a tensor; GraphError for another tensor, or `data` of another size."""
         set_bytes(self._library, self._pointer(tensor), tensor, data)
         if tensor in self._hidden:
             self._hidden[tensor] = data.copy()
 
     def read(self, tensor: Tensor) -> Bytes:
-        """Return all bytes of a tensor; GraphError if it is not one of these."""
+        """Return all bytes of a tensor; GraphError for another tensor."""
         pointer = self._pointer(tensor)
         if tensor in self._hidden:
             return self._hidden[tensor].copy()

@@ -25,11 +25,11 @@ Reply = Mapping[str, JSON]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What an adapter says about itself when it is opened."""
+    """Properties that an adapter declares when it is opened."""
 
     info: DeviceInfo
     arithmetic: Arithmetic
-    """Of the device, without a case."""
+    """Rounding of the device, if no case changes it."""
     buffer_types: Sequence[BufferType]
     """At least one, the default first."""
     batch: int

@@ -1,4 +1,4 @@
-"""Backends of lazy devices, each with a queue, and events: the functions of `ggml_backend_i`."""
+"""Backends of lazy devices, each a queue, and events: functions of `ggml_backend_i`."""
 
 from __future__ import annotations
 
