@@ -315,7 +315,7 @@ class Views:
 
     @VIEW.form()
     def view_2d(self, a: Tensor, ne0: int, ne1: int, nb1: int, offset: int) -> Tensor:
-        """View [ne0, ne1] of `a` from `offset` on, rows `nb1` apart."""
+        """View [ne0, ne1] of `a` from byte `offset` on, with a row stride of `nb1` bytes."""
         return self.view_4d(a, ne0, ne1, 1, 1, nb1, nb1 * ne1, nb1 * ne1, offset)
 
     @VIEW.form()
