@@ -50,7 +50,7 @@ NEIGHBOURS = {
 METHODS = 20
 """At most, of a class."""
 LARGE = {
-    "conformance.ggml.lib.library.Library": "one method for each group of functions of ggml",
+    "conformance.ggml.lib.library.Library": "the C interface of one ggml: its symbols, tensors and devices",
     "conformance.llama.model.check.Check": "the stages of a check and its processes",
     "conformance.llama.release.release.Release": "stages, targets and the state on disk",
     "conformance.testrun.Chosen": "the request of a run, with all of its defaults",
