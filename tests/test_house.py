@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import graphlib
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import groupby
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-TREES = ("conformance", "backends")
+from import_graph import COMMAND, ROOT, draw, imports, modules, named, packages, shown
 
 FLOORS: tuple[frozenset[str], ...] = tuple(
     map(
@@ -53,11 +50,7 @@ NEIGHBOURS = {
 METHODS = 20
 """At most, of a class."""
 LARGE = {
-    "backends.ggml.session.GgmlSession": "one open case, its buffers and both of its schedulers",
-    "conformance.ggml.lib.library.Library": "one method for each group of functions of ggml",
-    "conformance.ggml.ops.views.Views": "one method for each view op",
-    "conformance.llama.live.lazy.device.Machine": "the interface of a ggml device, one callback each",
-    "conformance.run.isolation.isolate.IsolatedBackend": "the interface of a backend, one request each",
+    "conformance.ggml.lib.library.Library": "the C interface of one ggml: its symbols, tensors and devices",
     "conformance.testrun.Chosen": "the request of a run, with all of its defaults",
     "conformance.testrun.TestRun": "one run: the loop, its results and its record",
 }
@@ -68,48 +61,13 @@ RECORDS = {"conformance": {"report.runfile"}, "journal": {"report.journal"}}
 `report.runfile.Conformance`; a new kind needs a reason."""
 
 
-@cache
-def _modules() -> dict[str, Path]:
-    """Dotted name -> file, of every module of ours."""
-    return {_name(path): path for tree in TREES for path in sorted((ROOT / tree).rglob("*.py"))}
-
-
-def _name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-@cache
-def _imports(name: str) -> set[str]:
-    """Modules of ours that `name` imports, wherever in it."""
-    return {m for m in _imported(name) if m in _modules() and m != name}
-
-
-def _imported(name: str) -> Iterator[str]:
-    for found in _named(name):
-        yield found if found in _modules() else found.rpartition(".")[0]
-
-
-def _named(name: str) -> Iterator[str]:
-    """Modules and names in modules that `name` imports, in full."""
-    path = _modules()[name]
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            source = ".".join([*base, *(node.module or "").split(".")]).rstrip(".")
-            yield from (f"{source}.{alias.name}" for alias in node.names)
-
-
 def _room(name: str, depth: int = 1) -> str:
     return [*name.split("."), ""][depth]
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     """Imports have an order."""
-    graphlib.TopologicalSorter({name: _imports(name) for name in _modules()}).prepare()
+    graphlib.TopologicalSorter({name: imports(name) for name in modules()}).prepare()
 
 
 def _upwards(package: str, floors: Sequence[frozenset[str]]) -> list[str]:
@@ -118,9 +76,9 @@ def _upwards(package: str, floors: Sequence[frozenset[str]]) -> list[str]:
     depth = package.count(".") + 1
     return [
         f"{name} imports {other}"
-        for name in _modules()
+        for name in modules()
         if f"{name}.".startswith(f"{package}.")
-        for other in _imports(name)
+        for other in imports(name)
         if f"{other}.".startswith(f"{package}.")
         and (own := _room(name, depth)) != (used := _room(other, depth))
         and (own not in floor or used not in floor or floor[used] >= floor[own])
@@ -133,14 +91,19 @@ def test_rooms_use_the_floors_below() -> None:
     assert _upwards("conformance.llama", LLAMA_FLOORS) == []
 
 
+def test_the_picture_of_the_house_is_drawn_from_its_imports() -> None:
+    """The picture in docs/architecture.md shows the imports of the tree as it is."""
+    assert shown() == draw(packages()), f"draw it again: {COMMAND}"
+
+
 def test_the_core_imports_no_neighbour() -> None:
     """Adapters, and the tools that run llama.cpp, are found by entry point."""
     outside = ("backends.", "conformance.llama.")
     wrong = [
         f"{name} imports {other}"
-        for name in _modules()
+        for name in modules()
         if not f"{name}.".startswith(outside)
-        for other in _imports(name)
+        for other in imports(name)
         if f"{other}.".startswith(outside)
     ]
     assert wrong == []
@@ -149,10 +112,10 @@ def test_the_core_imports_no_neighbour() -> None:
 def test_the_neighbours_need_no_more_of_the_core() -> None:
     """The names of the core that each imports. Where the number fell, write the new one into `NEIGHBOURS`."""
     used: dict[str, set[str]] = {part: set() for part in NEIGHBOURS}
-    for name in _modules():
+    for name in modules():
         part = _neighbour(name)
         if part in used:
-            used[part] |= {n for n in _named(name) if n.startswith("conformance.") and _neighbour(n) != part}
+            used[part] |= {n for n in named(name) if n.startswith("conformance.") and _neighbour(n) != part}
     assert {part: len(names) for part, names in used.items()} == NEIGHBOURS
 
 
@@ -165,7 +128,7 @@ def test_no_further_class_is_large() -> None:
     """A class that does too much is patched by its author only; `LARGE` names those that are, and shrinks."""
     large = {
         f"{name}.{node.name}"
-        for name, path in _modules().items()
+        for name, path in modules().items()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
         and sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body) > METHODS
@@ -177,9 +140,9 @@ def test_adapters_use_the_vocabulary_alone() -> None:
     """An adapter imports of ours what a stranger's adapter has: ggml's words, cases, the interface, and itself."""
     wrong = [
         f"{name} imports {other}"
-        for name in _modules()
+        for name in modules()
         if name.startswith("backends.")
-        for other in _imports(name)
+        for other in imports(name)
         if not f"{other}.".startswith(tuple(f"{p}." for p in (*ADAPTER, f"backends.{_room(name)}")))
     ]
     assert wrong == []
@@ -188,7 +151,7 @@ def test_adapters_use_the_vocabulary_alone() -> None:
 def test_the_kinds_of_records_are_these() -> None:
     """Each kind of record is written by the modules that `RECORDS` names, and no other begins one."""
     found: dict[str, set[str]] = {}
-    for name, text in ((name, path.read_text(encoding="utf-8")) for name, path in _modules().items()):
+    for name, text in ((name, path.read_text(encoding="utf-8")) for name, path in modules().items()):
         for node in ast.walk(ast.parse(text)) if "header(" in text else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "header":
                 (kind,) = node.args
@@ -214,7 +177,7 @@ def test_a_result_has_its_case_and_backend_from_the_start() -> None:
     """No `Result` is made with an empty case or backend, to be filled in later."""
     calls = [
         (name, node)
-        for name, path in _modules().items()
+        for name, path in modules().items()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"Result", "Pair"}
     ]
@@ -230,6 +193,6 @@ def test_a_result_has_its_case_and_backend_from_the_start() -> None:
 
 def test_the_runner_keeps_what_lives_and_no_more() -> None:
     """It has at most 20 methods; what judges one case takes an `Attempt`."""
-    tree = ast.parse(_modules()["conformance.run.runner"].read_text(encoding="utf-8"))
+    tree = ast.parse(modules()["conformance.run.runner"].read_text(encoding="utf-8"))
     (runner,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Runner")
     assert sum(isinstance(n, ast.FunctionDef) for n in runner.body) <= 20

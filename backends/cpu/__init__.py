@@ -63,7 +63,7 @@ class CpuBackend(KernelBackend):
         return self._arithmetic
 
     def kernels(self) -> Mapping[str, Kernel]:
-        """Return op -> kernel."""
+        """Return the kernel of each op by its name."""
         return self._kernels
 
     def refuses(self, node: Tensor) -> str:

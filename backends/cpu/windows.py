@@ -37,7 +37,7 @@ def last(index: Iterable[Any]) -> tuple[Any, ...]:
 def windows(
     x: Values, kernel: Size, out: Size, strides: Size, padding: Size, dilation: Size = (), fill: float = 0.0
 ) -> Iterator[tuple[Size, Values]]:
-    """Yield each element of a kernel over the last axes and its slice of the padded `x`."""
+    """Yield the index of each kernel element and the slice of the padded `x` that it multiplies."""
     dilation = dilation or (1,) * len(kernel)
     reach = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(out, strides, kernel, dilation, strict=True)]
     sides = [(p, max(0, r)) for p, r in zip(padding, reach, strict=True)]

@@ -22,7 +22,7 @@ from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbyte
 
 from .context import Context
 from .placement import sched_homes
-from .session import GgmlSession, Plan, overwriters
+from .session import GgmlSession, Plan, overwriters, unwrite
 
 NAMED = 8
 """Maximum number of nodes off the device in a note; `kernels` counts all."""
@@ -71,9 +71,9 @@ class SchedSession(GgmlSession):
         self._opaque = frozenset(case.caches()) if opaque else frozenset()
         super().__init__(library, name, 0, g.backend_dev_buffer_type(device), case, places, notes, memory)
         # A device may store a weight in its own format: reading returns what was written.
-        self._unreadable |= {
-            t: data for t, data in case.persistent.items() if t.type.is_quantized and t not in case.caches()
-        }
+        self._persistent.hide(
+            {t: data for t, data in case.persistent.items() if t.type.is_quantized and t not in case.caches()}
+        )
         try:
             self._backends = [library.start(d, threads if d == cpu else None) for d in dict.fromkeys((device, cpu))]
             own = [g.backend_dev_buffer_type(device)]
@@ -145,7 +145,7 @@ class SchedSession(GgmlSession):
     def _clear(self, plan: Plan) -> None:
         for t in plan.outputs:
             if t.view_src is None and nbytes(t) and self._buffer(plan.at[t]):
-                self._unwrite(plan.at[t], t)
+                unwrite(self._library, plan.at[t], t)
 
     def _set(self, pointer: int, t: Tensor, data: Bytes) -> None:
         if self._buffer(pointer):  # no memory if only dropped nodes read it

@@ -27,7 +27,7 @@ from conformance.ggml.tensor import (
     pack,
 )
 
-from .context import Arena, Context, Store
+from .context import Arena, Context, Persistent, Store, set_bytes
 from .placement import Home
 
 PATHS = {"OPENVINO": "translated"}
@@ -101,18 +101,16 @@ class GgmlSession(Session):
         self._arenas = (Arena(), Arena()) if memory == "reused" else (None, None)
         self._kept: list[Plan] = []
         self._galloc: int | None = None
-        self._stores: list[Store] = []
-        self._unreadable: dict[Tensor, Bytes] = {}
+        self._persistent = Persistent(library)
         path = next((p for prefix, p in PATHS.items() if device.upper().startswith(prefix)), "eager")
         self._witness = Witness(device=device, path=path, notes=list(notes), libraries=[library.title])
         try:
             for home in dict.fromkeys(homes.values()):
                 here = [t for t in case.persistent if homes[t] == home]
-                self._stores.append(self._store(here, home.buft, home.usage))
+                self._persistent.add(self._store(here, home.buft, home.usage))
             self._galloc = self._ggml.gallocr_new(buft)
-            self._at = {t: p for store in self._stores for t, p in store.at.items()}
             own = {h.buft for h in homes.values() if h.buft != buft and not self._ggml.backend_buft_is_host(h.buft)}
-            self._unreadable = {t: case.persistent[t] for t, home in homes.items() if home.buft in own}
+            self._persistent.hide({t: case.persistent[t] for t, home in homes.items() if home.buft in own})
             for t, data in case.persistent.items():
                 self.write(t, data)
         except BaseException:
@@ -125,20 +123,14 @@ class GgmlSession(Session):
 
         GraphError if the tensor is not persistent in this case, or `data` has another size.
         """
-        pointer = self._persistent(tensor)
-        if tensor in self._unreadable:
-            self._unreadable[tensor] = data.copy()
-        self._set(pointer, tensor, data)
+        self._persistent.write(tensor, data)
 
     def read(self, tensor: Tensor) -> Bytes:
         """Return the bytes of a persistent tensor; GraphError for another tensor.
 
         A weight in a buffer with its own layout returns the bytes last written.
         """
-        pointer = self._persistent(tensor)
-        if tensor in self._unreadable:
-            return self._unreadable[tensor].copy()
-        return self._library.get(pointer, nbytes(tensor))
+        return self._persistent.read(tensor)
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
@@ -181,11 +173,7 @@ class GgmlSession(Session):
 
     def witness(self) -> Witness:
         """Return device, nodes computed, bytes by buffer name."""
-        sizes: dict[str, int] = {}
-        for store in self._stores:
-            if store.buffer is not None:
-                name, size = store.buffer_size()
-                sizes[name] = sizes.get(name, 0) + size
+        sizes = self._persistent.sizes()
         if self._galloc is not None:
             sizes["compute"] = self._ggml.gallocr_get_buffer_size(self._galloc, 0)
         self._witness.bytes = sizes
@@ -201,8 +189,7 @@ class GgmlSession(Session):
         if self._galloc is not None:
             self._ggml.gallocr_free(self._galloc)
             self._galloc = None
-        while self._stores:
-            self._stores.pop().free()
+        self._persistent.free()
 
     def _check(self, function: str, status: int, plan: Plan) -> None:
         if status:
@@ -216,21 +203,8 @@ class GgmlSession(Session):
         """Describe the splits of the last graph; empty if nothing splits it."""
         return ""
 
-    def _persistent(self, tensor: Tensor) -> int:
-        try:
-            return self._at[tensor]
-        except KeyError:
-            raise GraphError(f"{tensor} is not a persistent tensor of the case that this session opened") from None
-
     def _set(self, pointer: int, t: Tensor, data: Bytes) -> None:
-        size = nbytes(t)
-        if data.dtype != np.uint8 or data.nbytes != size:
-            raise GraphError(f"{t} takes {size} bytes, {data.nbytes} of {data.dtype} given")
-        self._library.set(pointer, data)
-
-    def _unwrite(self, pointer: int, t: Tensor) -> None:
-        """Fill a tensor with `UNWRITTEN` by `set_tensor`: not every buffer has `memset_tensor`."""
-        self._set(pointer, t, np.full(nbytes(t), UNWRITTEN, np.uint8))
+        set_bytes(self._library, pointer, t, data)
 
     def _packed(self, pointer: int, t: Tensor) -> Bytes:
         data = self._library.get(pointer, nbytes(t))
@@ -247,13 +221,13 @@ class GgmlSession(Session):
 
     def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
         self._retire()
-        inside = {*graph.nodes, *self._at}
+        inside = {*graph.nodes, *self._persistent.at}
         leaves = [t for t in graph.tensors() if t.op == "NONE" and t.view_src is None and t not in inside]
         store = self._store(leaves if self._owns_inputs else (), self._buft, USAGE_COMPUTE, self._arenas[0])
         cuts = self._cuts(graph, outputs)
         n = len(graph.tensors())
         context = Context(self._library, n, n + 1, 2 + len(cuts) if cuts else 1, self._arenas[1])
-        plan = Plan(graph, Snapshot(graph), outputs, store, context, leaves, {**self._at, **store.at})
+        plan = Plan(graph, Snapshot(graph), outputs, store, context, leaves, {**self._persistent.at, **store.at})
         try:
             self._fill(plan, cuts, n + 1)
         except BaseException:
@@ -306,6 +280,11 @@ class GgmlSession(Session):
     def _clear(self, plan: Plan) -> None:
         if plan.buffer:
             self._ggml.backend_buffer_clear(plan.buffer, UNWRITTEN)
+
+
+def unwrite(library: Library, pointer: int, t: Tensor) -> None:
+    """Fill a tensor with `UNWRITTEN` by `set_tensor`: not every buffer has `memset_tensor`."""
+    library.set(pointer, np.full(nbytes(t), UNWRITTEN, np.uint8))
 
 
 def overwriters(graph: Graph, outputs: Sequence[Tensor]) -> dict[Tensor, int]:
@@ -416,7 +395,7 @@ class GuardSession(GgmlSession):
         plan = self._plan
         assert plan is not None
         assert plan.guarded is not None
-        stores = [s for s in (*self._stores, plan.inputs) if isinstance(s, GuardedStore)]
+        stores = [s for s in (*self._persistent.stores, plan.inputs) if isinstance(s, GuardedStore)]
         for guarded in (plan.guarded, *(s.guarded for s in stores)):
             if damage := guarded.damage():
                 raise BackendError(f"output written outside its tensor on {self._witness.device}: {damage}")
@@ -441,8 +420,8 @@ class GuardSession(GgmlSession):
 
     def _clear(self, plan: Plan) -> None:
         for t in plan.at:
-            if t not in self._at and t not in plan.inputs.at and t.view_src is None and nbytes(t):
-                self._unwrite(plan.at[t], t)
+            if t not in self._persistent.at and t not in plan.inputs.at and t.view_src is None and nbytes(t):
+                unwrite(self._library, plan.at[t], t)
 
 
 def _spell(t: Tensor) -> str:

@@ -218,7 +218,7 @@ class OpenVinoStateless(TranslatingBackend):
 
 
 class OpenVinoSession(TranslatingSession):
-    """Adds OpenVINO's reports about its programs to the engine's counts."""
+    """A session whose witness also has what OpenVINO reports about its programs."""
 
     def __init__(self, backend: OpenVinoStateless, case: Case) -> None:
         super().__init__(backend, case)

@@ -43,7 +43,7 @@ class HostMemory(Memory):
                 self.write(t, self._bytes.pop(t))
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes; UsageError if they do not have the tensor's size."""
+        """Set the bytes of a weight or cache; UsageError for another size than the tensor's."""
         if data.nbytes != nbytes(tensor):
             raise UsageError(f"{tensor}: {nbytes(tensor)} bytes expected, {data.nbytes} given")
         if tensor in self._bytes:
@@ -54,7 +54,7 @@ class HostMemory(Memory):
             self.stamp = object()
 
     def ordered(self, cache: Tensor, form: str, order: Order | None) -> OvTensor:
-        """Return a part of a cache, stored from now on in `order` (None: ggml's)."""
+        """Store a part of a cache in `order` from now on (None: ggml's), and return it."""
         if self._orders.get((cache, form)) != order:
             x = self.table(cache, form)
             self._orders.pop((cache, form), None)

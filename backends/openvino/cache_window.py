@@ -37,7 +37,7 @@ class Order:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape in memory."""
+        """Shape of the cache in memory order."""
         return tuple(self.extents[a] for a in self.axes)
 
     @property

@@ -311,19 +311,19 @@ class Whole:
         return [node for c in self._compiled for node in c.get_runtime_model().get_ordered_ops()]
 
     def set_input_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # an openvino.Tensor
-        """Bind an input."""
+        """Use `tensor` as input `i` of each part that reads it."""
         for part, request in zip(self._parts, self._requests, strict=True):
             if i in part.inputs:
                 request.set_input_tensor(part.inputs[i], tensor)
 
     def set_output_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # as above
         """Bind an output."""
-        part, request = self._of(i)
+        part, request = self._part_of_output(i)
         request.set_output_tensor(part.outputs[i], tensor)
 
     def get_output_tensor(self, i: int) -> Any:  # noqa: ANN401  # as above
         """Return an output."""
-        part, request = self._of(i)
+        part, request = self._part_of_output(i)
         return request.get_output_tensor(part.outputs[i])
 
     def infer(self) -> None:
@@ -331,7 +331,7 @@ class Whole:
         for request in self._requests:
             request.infer()
 
-    def _of(self, i: int) -> tuple[Part, Any]:
+    def _part_of_output(self, i: int) -> tuple[Part, Any]:
         k = 0 if i in self._parts[0].outputs else 1
         return self._parts[k], self._requests[k]
 

@@ -470,7 +470,7 @@ def holds_outputs(s: Subject) -> Iterator[str]:
                 yield f"{sentence[:-1]}, as it was right after its node ran: a later node overwrites it."
 
 
-def keeps_apart(s: Subject) -> Iterator[str]:
+def keeps_sessions_separate(s: Subject) -> Iterator[str]:
     """Two sessions must be open at the same time."""
     for one in s.first():
         first, second = s.open(one.case), s.open(one.case)
@@ -524,7 +524,7 @@ CHECKS: tuple[Check, ...] = (
     packs,
     writes_caches,
     holds_outputs,
-    keeps_apart,
+    keeps_sessions_separate,
     witnesses,
     closes,
 )

@@ -22,13 +22,13 @@ from conformance.run.shrink.cuts import Recorded
 
 from .features import (
     BARE,
-    BESIDE,
     BROADCAST,
     HOLDS,
     IN_PLACE,
     LAYOUT,
     OFFSET,
     OP,
+    OTHER_NODE,
     OUTPUT,
     RESULT,
     SHARED,
@@ -104,7 +104,8 @@ def _fitting(made: Iterator[Case], rule: Rule, case: Case, node: Tensor | None) 
     for candidate in islice(made, TRIED):
         found = [features(candidate, k, t) for k, _, t in nodes_of(candidate)]
         stays = any(f[OP] == name_of(node) for f in found) if node is not None else len(found) == n
-        if stays and not any(map(rule.beside_op if node is None else rule.holds, found)) and cuts.is_legal(candidate):
+        holds = rule.holds_for_any_op if node is None else rule.holds
+        if stays and not any(map(holds, found)) and cuts.is_legal(candidate):
             yield candidate
 
 
@@ -115,17 +116,17 @@ def _makers(name: str) -> tuple[Make, ...]:
     if name in {TYPE, RESULT}:
         return (simplify.types,)
     others: dict[str, tuple[Make, ...]] = {
-        OUTPUT: (cuts.outputs,), IN_PLACE: (_apart,), HOLDS: (simplify.each_values,), TAIL: (_whole_blocks,),
-        STEP: (), SHARED: (), BROADCAST: (), BESIDE: (),
+        OUTPUT: (cuts.outputs,), IN_PLACE: (_own_memory,), HOLDS: (simplify.each_values,), TAIL: (_whole_blocks,),
+        STEP: (), SHARED: (), BROADCAST: (), OTHER_NODE: (),
     }  # fmt: skip
     return others.get(name, (simplify.parameters,))
 
 
-def _apart(recorded: Recorded, _: Result) -> Iterator[Case]:
+def _own_memory(recorded: Recorded, _: Result) -> Iterator[Case]:
     """Allocate separate results for nodes that need not write in place."""
     graphs = {k: s.graph.nodes for k, s in enumerate(recorded.case.steps)}
     ops = {n.op for nodes in graphs.values() for n in nodes if n.view_src is not None and n.op not in VIEW_OPS}
-    yield cuts.keep(recorded, graphs, apart=ops - STORES.keys())
+    yield cuts.keep(recorded, graphs, own_memory=ops - STORES.keys())
 
 
 def _flat(recorded: Recorded, _: Result) -> Iterator[Case]:

@@ -110,12 +110,12 @@ def _of_backend(
     def make() -> Runner:
         return Runner(workers=Workers(isolation, ahead=True))
 
-    runner, beside = make(), None
+    runner, helpers = make(), None
     try:
         runner.backend(spec)
-        beside = shrink_workers(spec, make)
+        helpers = shrink_workers(spec, make)
         alone = [f for f in failures if not _after(f, seen)]
-        groups = Search(runner, spec, nodes, deadline=searched, progress=progress, workers=beside).run(alone)
+        groups = Search(runner, spec, nodes, deadline=searched, progress=progress, workers=helpers).run(alone)
         groups += _poisoned(failures, seen)
         causes = unique_ids([cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups])
         with _interruptible("counting architectures", progress):
@@ -126,8 +126,8 @@ def _of_backend(
                     causes[i] = _reported(causes[i], group, spec, runner, folder)
         return list(zip(causes, groups, strict=True))
     finally:
-        if beside is not None:
-            beside.close()
+        if helpers is not None:
+            helpers.close()
         runner.close()
 
 

@@ -62,7 +62,7 @@ HEAD = """\
 # larger errors, or if a case that passed is unsupported or did not run. Fill in each reason, and a link to its issue.
 # The file beside this one has the result of each case; `conform triage --write-baseline` writes both.
 """
-BESIDE = ".cases"
+CASES_SUFFIX = ".cases"
 """Suffix that the cases file adds to the name of the causes file."""
 MAX_BYTES = 64 << 20
 """Size limit of the cases file; `full` takes 5 MB for one backend."""
@@ -328,10 +328,12 @@ _RUN: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def _runs(tables: Sequence[dict[str, Any]], path: str, cases: bytes | None) -> tuple[Ran, ...]:
-    beside = f"{path}{BESIDE}"
+    cases_file = f"{path}{CASES_SUFFIX}"
     if cases is None:
-        raise UsageError(f"{path}: its cases are expected in {beside}, which cannot be read; keep both files together")
-    read = _cases(cases, beside)
+        raise UsageError(
+            f"{path}: its cases are expected in {cases_file}, which cannot be read; keep both files together"
+        )
+    read = _cases(cases, cases_file)
     runs = []
     for i, table in enumerate(tables):
         where = f"{path}: run {i + 1}"
@@ -340,18 +342,18 @@ def _runs(tables: Sequence[dict[str, Any]], path: str, cases: bytes | None) -> t
             expect(ok(table.get(key)), f"{where} {key}", what, table.get(key))
         backend = table["backend"]
         if backend not in read:
-            raise UsageError(f"{where} backend: {printable(backend)} has no cases in {beside}")
+            raise UsageError(f"{where} backend: {printable(backend)} has no cases in {cases_file}")
         passed, failed = read.pop(backend)
         selected = {**table, "levels": {backend: table["level"] or None}, "seed": table.get("seed")}
         selection = Selection.of(selected, backend)
         run = Ran(backend, selection, frozenset(passed), failed)
         if (run.digest, len(passed), len(failed)) != (table["digest"], table["passed"], table["failed"]):
             raise UsageError(
-                f"{beside}: does not belong to {path}; write both again with conform triage --write-baseline"
+                f"{cases_file}: does not belong to {path}; write both again with conform triage --write-baseline"
             )
         runs.append(run)
     if read:
-        raise UsageError(f"{beside}: {printable(next(iter(read)))} has no [[run]] in {path}")
+        raise UsageError(f"{cases_file}: {printable(next(iter(read)))} has no [[run]] in {path}")
     return tuple(runs)
 
 
@@ -393,8 +395,8 @@ def _is_case(row: JSON) -> bool:
 
 def read(path: Path) -> Baseline:
     """Read a baseline and its cases file; UsageError if one is unreadable or malformed."""
-    text, beside = read_text(path), Path(f"{path}{BESIDE}")
-    cases = read_bytes(beside, MAX_BYTES) if beside.exists() else None
+    text, cases_file = read_text(path), Path(f"{path}{CASES_SUFFIX}")
+    cases = read_bytes(cases_file, MAX_BYTES) if cases_file.exists() else None
     return parse(text, str(path), cases)
 
 
@@ -415,6 +417,6 @@ def write(path: Path, causes: Sequence[Cause], option: str, runs: Sequence[Ran] 
         UsageError: the file is not a baseline, or cannot be written.
     """
     made = before(path).renewed(causes, runs)
-    write_text(Path(f"{path}{BESIDE}"), made.to_cases(), option)
+    write_text(Path(f"{path}{CASES_SUFFIX}"), made.to_cases(), option)
     write_text(path, made.to_toml(), option)
     return made

@@ -96,17 +96,17 @@ def confirm(
     own = [r for r in results if r.backend == str(spec)]
     trial = _Trial(spec, own, isolation, runs, deadline)
     found: dict[str, Seen] = {}
-    alike: dict[Signature, list[Seen]] = defaultdict(list)
+    similar: dict[Signature, list[Seen]] = defaultdict(list)
     try:
         for at, signature in _in_turn(own):
             failure = own[at]
             if failure.case in found or not trial.makes(failure.case):
                 continue
             earlier = ran_before(own, at) if before is None else before.get(failure.case, ())
-            seen = trial.seen(failure, earlier, alike[signature])
+            seen = trial.seen(failure, earlier, similar[signature])
             if not seen.runs:
                 break
-            alike[signature].append(seen)
+            similar[signature].append(seen)
             found[failure.case] = seen
             progress(f"{failure.case}: {seen.words}")
     finally:
@@ -163,7 +163,7 @@ class _Trial:
             return casefile.read_one(self._saved[case_id]) if case_id in self._saved else None
         return None
 
-    def seen(self, failure: Result, before: Sequence[str], alike: Sequence[Seen]) -> Seen:
+    def seen(self, failure: Result, before: Sequence[str], similar: Sequence[Seen]) -> Seen:
         """Return how `failure` reproduces, given earlier ones of its signature; run nothing if late."""
         failed = tries = 0
         while tries < self._runs and not self._late():
@@ -171,7 +171,7 @@ class _Trial:
             if not harmed and self._late():  # it may have been cut short
                 break
             failed, tries = failed + harmed, tries + 1
-            if len(alike) >= FEW and (failed or any(k.unsteady for k in alike)):
+            if len(similar) >= FEW and (failed or any(k.unsteady for k in similar)):
                 break
             if tries == min(ALONE, self._runs) and not failed and (poison := self._poison(failure, before)):
                 return Seen(f"after {poison}", failed, tries, poison)

@@ -115,6 +115,6 @@ def _at(case: Case, result: Result) -> tuple[int, int] | None:
 
 
 def size(failure: Failure) -> tuple[bool, bool, int, str]:
-    """Return a sort key: single nodes, then trajectories, then no failing node; by size."""
+    """Return a sort key: failing nodes first, those of one step before others; then by size."""
     case = failure.case
     return failure.at is None, len(case.steps) > 1, simplify.elements(case), case.id

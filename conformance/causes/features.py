@@ -26,7 +26,7 @@ from conformance.run.signature import NORMAL
 
 Features = Mapping[str, str]
 """Property name -> value."""
-OP, STEP, IN_PLACE, OUTPUT, RESULT, BESIDE = "op", "step", "in place", "output", "result.type", "another node"
+OP, STEP, IN_PLACE, OUTPUT, RESULT, OTHER_NODE = "op", "step", "in place", "output", "result.type", "another node"
 TYPE, LAYOUT, VIEW, OFFSET, BARE = "type", "layout", "view of", "offset view", "bare view"
 HOLDS, BROADCAST, SHARED, TAIL = "holds", "broadcast", "shared buffer", "tail of a block"
 """Properties of one operand; their keys begin with `src[0].` or the like.
@@ -76,7 +76,7 @@ def features(case: Case, k: int, node: Tensor) -> Features:
     if (output := _output(case.steps[k], node)) is not None:
         found |= {OUTPUT: output}
     if any(n is not node for _, _, n in nodes_of(case)):
-        found |= {BESIDE: YES}
+        found |= {OTHER_NODE: YES}
     found |= {RESULT: node.type.name}
     declared = DECLARATIONS.get(node.op)
     if declared:

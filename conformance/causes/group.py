@@ -201,15 +201,15 @@ def joint(a: Group, b: Group, nodes: Nodes) -> Rule | None:
     return rule if types or nodes.separates(rule, a.rule, b.rule) else None
 
 
-def needing_alike(a: Group, b: Group, nodes: Nodes) -> Rule | None:
+def needing_same(a: Group, b: Group, nodes: Nodes) -> Rule | None:
     """Return the rule of both if they share an op of one kernel and what they need.
 
     If no passing node meets either rule, they are two causes.
     """
     ops = a.rule.ops, b.rule.ops
-    alike = set(ops[0]) & set(ops[1]) and len(kernels(*ops)) == 1 and a.fails_as(b.kind)
+    similar = set(ops[0]) & set(ops[1]) and len(kernels(*ops)) == 1 and a.fails_as(b.kind)
     known = a.needs.known and b.needs.known and (nodes.passed(a.rule) or nodes.passed(b.rule))
-    if not (alike and known) or a.needs.conflicts(b.needs):
+    if not (similar and known) or a.needs.conflicts(b.needs):
         return None
     return common(a.rule, b.rule) if a.needs.met(b.proof.features) and b.needs.met(a.proof.features) else None
 
@@ -220,25 +220,25 @@ def _but_for_types(rule: Rule) -> frozenset[Condition]:
 
 Over = Callable[["Group", "Group", Nodes], Rule | None]
 """Function that returns the rule for two groups; None if they are different causes."""
-Apart = set[tuple[int, Rule, int, Rule]]
+Separate = set[tuple[int, Rule, int, Rule]]
 """Pairs of groups, with their rules, that cannot be joined."""
 
 
-def join_all(groups: Sequence[Group], nodes: Nodes, apart: Apart, over: Over = joint) -> list[Group]:
-    """Join groups until `over` has no rule for any pair; skip pairs in `apart`, and extend it."""
+def join_all(groups: Sequence[Group], nodes: Nodes, separate: Separate, over: Over = joint) -> list[Group]:
+    """Join groups until `over` has no rule for any pair; skip pairs in `separate`, add others."""
     left = list(groups)
     again = True
     while again:
         again = False
         for a, b in itertools.combinations(left, 2):
             key = (id(a), a.rule, id(b), b.rule)
-            rule = None if key in apart else over(a, b, nodes)
+            rule = None if key in separate else over(a, b, nodes)
             if rule is not None:
                 a.join(b, rule)
                 left.remove(b)
                 again = True
                 break
-            apart.add(key)
+            separate.add(key)
     return left
 
 
@@ -293,7 +293,7 @@ class Groups:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._apart: Apart = set()
+        self._separate: Separate = set()
         self._shrunk: dict[Shape, list[Failure]] = {}
         """Shape of a failure -> the failures of that shape that were shrunk."""
         self.all: list[Group] = []
@@ -312,10 +312,10 @@ class Groups:
             self.all.append(group)
         return group
 
-    def explaining(self, failure: Failure, apart: Needs | None = None) -> Group | None:
-        """Return a group that explains `failure` and does not conflict with `apart`."""
+    def explaining(self, failure: Failure, needs: Needs | None = None) -> Group | None:
+        """Return a group that explains `failure` and does not conflict with `needs`."""
         found = (g for g in self.all if g.explains(failure, self._nodes))
-        return next((g for g in found if apart is None or not apart.conflicts(g.needs)), None)
+        return next((g for g in found if needs is None or not needs.conflicts(g.needs)), None)
 
     def of_shape(self, failure: Failure) -> Group | None:
         """Return the group of failures of the same shape if the first few are all in it."""
@@ -326,11 +326,11 @@ class Groups:
 
     def nearest(self, failure: Failure) -> Group | None:
         """Return the only group with the same error, op and non-size conditions, else a catch-all."""
-        alike = [g for g in self.all if g.kind == failure.kind]
+        similar = [g for g in self.all if g.kind == failure.kind]
         if failure.at is None:
-            return next((g for g in alike if not g.rule.ops), None)
+            return next((g for g in similar if not g.rule.ops), None)
         found = failure.features
-        same = [g for g in alike if found[OP] in g.rule.ops]
+        same = [g for g in similar if found[OP] in g.rule.ops]
         near = [g for g in same if all(meets(c, found) for c in g.rule.says)]
         return near[0] if len(near) == 1 else self.row(failure, UNSEEN) if same else None
 
@@ -339,14 +339,14 @@ class Groups:
         if failure.at is None or not needs.alone:
             return None
         found = failure.features
-        alike = (g for g in self.all if found[OP] in g.rule.ops and g.fails_as(failure.kind))
+        similar = (g for g in self.all if found[OP] in g.rule.ops and g.fails_as(failure.kind))
         return next((
-            g for g in alike if needs.alone == g.needs.alone and all(meets(c, found) for c in g.rule.says)
+            g for g in similar if needs.alone == g.needs.alone and all(meets(c, found) for c in g.rule.says)
         ), None)  # fmt: skip
 
     def join(self) -> None:
         """Join groups of one cause, and drop those without failures."""
-        self.all = join_all([g for g in self.all if g.failures], self._nodes, self._apart)
+        self.all = join_all([g for g in self.all if g.failures], self._nodes, self._separate)
 
     def was_shrunk(self, failure: Failure) -> None:
         """Remember that a failure of this shape was shrunk to a rule."""
@@ -355,7 +355,7 @@ class Groups:
     def simplify(self) -> None:
         """Join groups that need the same, and drop conditions that exclude no passing node."""
         self.join()
-        self.all = join_all(self.all, self._nodes, set(), needing_alike)
+        self.all = join_all(self.all, self._nodes, set(), needing_same)
         for g in self.all:
             g.rule = self._nodes.simplest(g.rule, g.needs.alone)
         self.join()

@@ -84,7 +84,7 @@ class Rule:
         """Return True if a node with these features meets all conditions."""
         return all(meets(c, found) for c in self.conditions)
 
-    def beside_op(self, found: Features) -> bool:
+    def holds_for_any_op(self, found: Features) -> bool:
         """Return True if a node with these features meets all conditions other than the op."""
         return all(meets(c, found) for c in self.rest)
 
@@ -203,9 +203,9 @@ def _both(a: Condition, b: Condition, either: Collection[str]) -> Condition | No
         return a
     if is_size(a) and is_size(b):
         key = a.key if a.key == b.key else f"{a.key.partition('.')[0]}.{MATRICES}"
-        apart = a.key[-5:] in ("ne[2]", "ne[3]") and b.key[-5:] in ("ne[2]", "ne[3]") and a.key[:6] == b.key[:6]
+        are_outer = a.key[-5:] in ("ne[2]", "ne[3]") and b.key[-5:] in ("ne[2]", "ne[3]") and a.key[:6] == b.key[:6]
         lower = min(a, b, key=lambda c: int(c.value[2:]))
-        return Condition(key, lower.value) if a.key == b.key or apart else None
+        return Condition(key, lower.value) if a.key == b.key or are_outer else None
     name = property_of(a)
     if name != property_of(b) or (a.key != b.key and name not in OF_ANY):
         return None

@@ -19,7 +19,7 @@ from conformance.judge.cause import ANY_OF, Cause
 from conformance.report.compare import Key
 
 from .failure import is_flaky
-from .features import BESIDE
+from .features import OTHER_NODE
 from .rule import Rule, property_of
 
 
@@ -47,11 +47,11 @@ def _likeness(a: Cause, b: Cause) -> float | None:
     ops = _share(set(x.ops), set(y.ops))
     mine, theirs = _named(x), _named(y)
     if flaky:
-        alike = ops and mine and mine.keys() == theirs.keys() and all(mine[name] & theirs[name] for name in mine)
+        is_match = ops and mine and mine.keys() == theirs.keys() and all(mine[name] & theirs[name] for name in mine)
     else:
-        alike = ops or not (x.ops and y.ops)
+        is_match = ops or not (x.ops and y.ops)
     pairs = ({(name, v) for name, values in named.items() for v in values} for named in (mine, theirs))
-    return ops + _share(*pairs) if alike else None
+    return ops + _share(*pairs) if is_match else None
 
 
 def _share(a: AbstractSet[object], b: AbstractSet[object]) -> float:
@@ -63,6 +63,6 @@ def _named(rule: Rule) -> dict[str, set[str]]:
     """Map each property name in a rule, for any operand, to its values."""
     found: dict[str, set[str]] = {}
     for c in rule.says:
-        if c.key != BESIDE:
+        if c.key != OTHER_NODE:
             found.setdefault(property_of(c), set()).update(c.value.split(ANY_OF))
     return found

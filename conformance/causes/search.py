@@ -30,7 +30,7 @@ from conformance.suite.relations import relation
 from .ablate import Needs
 from .experiment import Experiments
 from .failure import Failure, Shape, failure_of, size
-from .features import BESIDE, BLOCK, TAIL, YES, features, nodes_of
+from .features import BLOCK, OTHER_NODE, TAIL, YES, features, nodes_of
 from .group import GONE, SEVERAL, Group, Groups, Nodes, relation_rule
 from .rule import Rule, is_size, meets, rule_of
 
@@ -95,7 +95,7 @@ class Search:
         return next((
             g
             for g in self._groups.all
-            if len(g.rule.ops) >= SEVERAL and g.kind != failure.kind and any(map(g.rule.beside_op, rows))
+            if len(g.rule.ops) >= SEVERAL and g.kind != failure.kind and any(map(g.rule.holds_for_any_op, rows))
             and g.rule.says and self._try.cures(failure, g.rule)
         ), None)  # fmt: skip
 
@@ -149,7 +149,7 @@ class Search:
         if needs.alone and not needs.alone <= rule.rest:  # the type may have become a similar one
             more |= {c for c in needs.alone if meets(c, found)}
         if proof.case.id.startswith(cuts.PREFIX) and _needs_another(proof):
-            more.add(Condition(BESIDE, YES))
+            more.add(Condition(OTHER_NODE, YES))
         rule = Rule.of(rule.ops, rule.rest | more)
         loose = rule.but([c for c in rule.rest if is_size(c)])
         return rule if finished or not self._nodes.separates(loose, rule) else loose
@@ -200,8 +200,8 @@ class Search:
         elif failure.at is not None and self._is_new(failure):
             made = itertools.islice(self._variants(failure), VARIANTS)
             found = (failure_of(case, self._try.run(case, locates=True)) for case in made)
-            alike = (f for f in found if f is not None and f.kind == failure.kind)
-            yield from itertools.islice((f for f in alike if self._groups.explaining(f) is None), 1)
+            similar = (f for f in found if f is not None and f.kind == failure.kind)
+            yield from itertools.islice((f for f in similar if self._groups.explaining(f) is None), 1)
 
     def _is_new(self, failure: Failure) -> bool:
         """Return True if no failure of this shape was examined before; marks the shape as examined."""

@@ -20,7 +20,7 @@ from conformance.report.runfile import record, write_json, write_text
 from conformance.run import golden as corpus
 from conformance.run import learn as learning
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.learn import beside, plain, resume
+from conformance.run.learn import partial_path, plain, resume
 from conformance.run.runner import Runner
 from conformance.run.session.settings import WaiverBook, today
 from conformance.suite.family import Level
@@ -88,7 +88,7 @@ def _learned(
     keys = plain(level)
     runner = Runner(isolation=isolation)
     made = learning.begin(runner.backend(spec), build_of(spec))
-    made = made if output is None else resume(beside(output), made)
+    made = made if output is None else resume(partial_path(output), made)
     if known := len(keys) - len(learning.left(made, keys)):
         line(f"{known} of {len(keys)} keys were measured by an earlier start", err=True)
     interrupted = False
@@ -103,7 +103,7 @@ def _learned(
     finally:
         runner.close()
     left = len(learning.left(made, keys))
-    where = f"; the next start continues with {beside(output)}" if output else ""
+    where = f"; the next start continues with {partial_path(output)}" if output else ""
     word = "interrupted" if interrupted else "time limit (--budget)"
     why = f"{word}: {left} of {len(keys)} keys are not measured{where}"
     outcome = Outcome.of(Why.INTERRUPTED if interrupted else Why.TIME_LIMIT, [why] if left else [])
@@ -115,14 +115,14 @@ def _whole(output: Path | None, made: Profile) -> Profile:
     made = replace(made, others=False)
     if output is not None:
         write_text(output, made.to_toml(), "-o")
-        beside(output).unlink(missing_ok=True)
+        partial_path(output).unlink(missing_ok=True)
     return made
 
 
 def _keep(output: Path | None, made: Profile, key: str) -> None:
     """Write an unfinished profile beside its file, and print the result of `key`."""
     if output is not None:
-        write_text(beside(output), made.to_toml(), "-o")
+        write_text(partial_path(output), made.to_toml(), "-o")
     if (entry := made.entries.get(key)) is not None:
         line(f"{key}: {entry.rounding}, residual {entry.residual:.2g} {entry.finding}", err=True)
 

@@ -118,8 +118,8 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     if extra := _summed(node, row, arithmetic):
         nmse, why = nmse + extra, f"{why}; products summed in F16"
     if arithmetic.products in _PRODUCTS and row.products:
-        worth = row.products * _PRODUCTS[arithmetic.products]
-        bound = max(worth, bound) if node.op in ABOVE_UPSTREAM else min(worth + bound, limit_at(node))
+        rounded = row.products * _PRODUCTS[arithmetic.products]
+        bound = max(rounded, bound) if node.op in ABOVE_UPSTREAM else min(rounded + bound, limit_at(node))
         why = f"{why}; operands rounded to {arithmetic.products}"
     nmse += bound
     if not nmse:

@@ -38,7 +38,7 @@ def cancellations(case: Case, k: int, expected: Mapping[Tensor, Bytes]) -> dict[
     """
     known = KnownValues(case, k, expected)
     found = {n: known.cancellation(n) for n in case.steps[k].graph if computes(n)}
-    return {n: worth for n, worth in found.items() if worth}
+    return {n: cost for n, cost in found.items() if cost}
 
 
 class KnownValues:
@@ -68,16 +68,16 @@ class KnownValues:
         if node not in self._expected:
             return 0.0
         with np.errstate(all="ignore"):  # operands may be NaN or Inf
-            worth = self._by_offset(node) if node.op in _PRODUCTS else 0.0
+            cost = self._by_offset(node) if node.op in _PRODUCTS else 0.0
             if node.op == "LIGHTNING_INDEXER":
-                worth = self._over_heads(node)
+                cost = self._over_heads(node)
             elif node.op == "NORM":
-                worth = self._around_mean(node)
+                cost = self._around_mean(node)
             elif node.op in _OF_TERMS and nelements(node) <= FEW:
-                worth += self._of_few(node)
+                cost += self._of_few(node)
             elif node.op in {"UNARY", "GLU"} and nelements(node) <= FEW:
-                worth = self._of_gelu(node)
-        return worth if np.isfinite(worth) else 0.0
+                cost = self._of_gelu(node)
+        return cost if np.isfinite(cost) else 0.0
 
     def _floats(self, t: Tensor | None) -> F64 | None:
         values = self.of(t)

@@ -139,15 +139,15 @@ class Chain:
             return replace(budget, nmse=max(budget.nmse, _CHOSEN), element=inf)
         return budget
 
-    def beside(self, t: Tensor, worth: Budget | None) -> Budget:
-        """Return the tolerance of `t` for a recording in another arithmetic, whose error is `worth`.
+    def with_distance(self, t: Tensor, distance: Budget | None) -> Budget:
+        """Return the tolerance of `t` for a recording, whose arithmetic has this distance.
 
         The chain's own rounding is added; the roots of independent errors add at most.
         """
         own = self.budget(t)
-        if worth is None or not worth.nmse:
+        if distance is None or not distance.nmse:
             return own
-        return Budget((sqrt(own.nmse) + sqrt(worth.nmse)) ** 2, own.element + worth.element, worth.why)
+        return Budget((sqrt(own.nmse) + sqrt(distance.nmse)) ** 2, own.element + distance.element, distance.why)
 
     def _may_choose(self, reached: Iterable[Tensor]) -> bool:
         return self._arithmetic.products in _OPERANDS and any(n.op in _CHOICES for n in reached)
@@ -204,7 +204,7 @@ def _operands(node: Tensor, arithmetic: Arithmetic) -> float:
 
 
 def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
-    worth = 0.0
+    nmse = 0.0
     if changes(node, arithmetic):
         to = ""
         if node.op in {"MUL_MAT", "MUL_MAT_ID"}:
@@ -213,14 +213,14 @@ def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
             to = arithmetic.flash_attn.get(type_of(node, 1), arithmetic.operands)
         elif node.op in {"UNARY", "GLU"}:
             to = "f16"
-        worth += _ACTIVATIONS.get(to, 0.0)
+        nmse += _ACTIVATIONS.get(to, 0.0)
         if arithmetic.sums != EXACT.sums:
-            worth += _SUM * DECLARATIONS[node.op].rounding.terms(node)
+            nmse += _SUM * DECLARATIONS[node.op].rounding.terms(node)
     narrow = node.type.is_quantized or node.type.name in _STORED
     data = node.src[1:2] if node.op == "IM2COL" else node.src[:1]  # IM2COL does not read the kernel, its src[0]
     if narrow and any(s is not None and s.type is not node.type for s in data):
-        worth += _STORED.get(node.type.name, _STORED_OTHER)
-    return worth
+        nmse += _STORED.get(node.type.name, _STORED_OTHER)
+    return nmse
 
 
 def _budget(t: Tensor, noise: Noise) -> Budget:
@@ -305,21 +305,21 @@ def judge_step(
     found: Mapping[Tensor, Bytes],
     arithmetic: Arithmetic,
     chain: Chain | None = None,
-    worth: Mapping[Tensor, Budget] | None = None,
+    distances: Mapping[Tensor, Budget] | None = None,
 ) -> Iterator[Judged]:
     """Judge outputs and caches after step `k` of a case, which may state a tolerance.
 
     `expected` (in `arithmetic`) and `found` are packed bytes. `chain` has followed the previous steps; None if this
-    step started from correct caches. `worth`, for a recording: tensor -> error between the arithmetics of both sides;
-    then the tolerance that the case states is a minimum.
+    step started from correct caches. `distances`, for a recording: tensor -> error between the arithmetics of both
+    sides; then the tolerance that the case states is a minimum.
     """
     chain = chain or Chain(arithmetic)
     chain.enter(case.steps[k].graph, cancellations(case, k, expected))
     stated = free_running(case.tolerance["nmse"]) if "nmse" in case.tolerance else None
     for t, want in expected.items():
         budget = chain.stated(t, stated) if stated else chain.budget(t)
-        if worth is not None:
-            budget = max(budget, chain.beside(t, worth.get(t)), key=lambda b: b.nmse)
+        if distances is not None:
+            budget = max(budget, chain.with_distance(t, distances.get(t)), key=lambda b: b.nmse)
         yield Judged(k, t, compare(t, want, found[t], unordered=t.op == "TOP_K"), budget)
 
 
@@ -328,11 +328,11 @@ def judge_trajectory(
     expected: Iterable[Mapping[Tensor, Bytes]],
     found: Iterable[Mapping[Tensor, Bytes]],
     arithmetic: Arithmetic,
-    worth: Sequence[Mapping[Tensor, Budget]] | None = None,
+    distances: Sequence[Mapping[Tensor, Budget]] | None = None,
     *,
     by_nodes: bool = False,
 ) -> Iterator[Judged]:
     """Judge every step of a free run, in which errors feed back through caches."""
     chain = Chain(arithmetic, by_nodes=by_nodes)
     for k, (want, got) in enumerate(zip(expected, found, strict=True)):
-        yield from judge_step(case, k, want, got, arithmetic, chain, None if worth is None else worth[k])
+        yield from judge_step(case, k, want, got, arithmetic, chain, None if distances is None else distances[k])

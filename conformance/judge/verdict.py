@@ -243,8 +243,8 @@ class Totals:
 
     def __str__(self) -> str:
         text = self.verdicts or "no cases ran"
-        differ, apart = self.golden[Golden.DIFFERS], self.golden[Golden.NOT_COMPARABLE]
-        words = {"compared": self.golden[Golden.COMPARED] + differ, "differ": differ, "not comparable": apart}
+        differ, incomparable = self.golden[Golden.DIFFERS], self.golden[Golden.NOT_COMPARABLE]
+        words = {"compared": self.golden[Golden.COMPARED] + differ, "differ": differ, "not comparable": incomparable}
         golden = ", ".join(f"{n} {word}" for word, n in words.items() if n)
         return f"{text}; golden: {golden}" if golden else text
 

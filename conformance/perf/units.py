@@ -30,7 +30,7 @@ from conformance.suite.ops import Timed
 
 FAMILY = "perf"
 """Family in the ids of work units."""
-Of = Literal["tokens", "cases", "steps"]
+Counted = Literal["tokens", "cases", "steps"]
 BLOCK = 256
 """Number of cells of which the size and the read part of a KV cache are multiples."""
 TOKENS = 8
@@ -51,7 +51,7 @@ class Unit:
     """The case that must PASS before the unit is timed."""
     work: int
     """Work of one measurement, in units of `of`."""
-    of: Of
+    of: Counted
     repeat: int = 1
     """Repetitions of the timed steps in one measurement, for the clock's resolution."""
     first: int = 0

@@ -69,7 +69,7 @@ class Side:
 
     @classmethod
     def of(cls, result: Result | None) -> Side:
-        """Make the side of a result; None if there is no result."""
+        """Return the side that a result is; its verdict is ABSENT if there is no result."""
         return _NONE if result is None else cls(str(result.verdict), result.cause, result.detail, seen=Seen.of(result))
 
     @property

@@ -30,7 +30,7 @@ def contiguous(case: Case) -> tuple[Case, dict[Tensor, Tensor]] | None:
     copying = _Copying()
     for node in step.graph:
         copying.add(node)
-    outputs = {t: copying.seen.get(t, copying.of[t]) for t in step.outputs}
+    outputs = {t: copying.seen.get(t, copying.replacements[t]) for t in step.outputs}
     graph = Graph(copying.nodes)
     return Case(
         case.id, case.persistent, [Step(graph, step.inputs, tuple(outputs.values()))], family=case.family
@@ -46,7 +46,7 @@ class _Copying:
     def __init__(self) -> None:
         self.b = Builder()
         self.nodes: list[Tensor] = []
-        self.of: dict[Tensor, Tensor] = {}
+        self.replacements: dict[Tensor, Tensor] = {}
         """Tensor -> its replacement as a source; leaves are not in it."""
         self.seen: dict[Tensor, Tensor] = {}
         """Node without a unique copy -> a copy of its value right after it ran."""
@@ -56,36 +56,36 @@ class _Copying:
         if node.op == "NONE" and node.view_src is None:
             self.nodes.append(node)
             return
-        view_src = None if node.view_src is None else self._of(node.view_src)
-        src = [None if s is None or s is node else self._of(s) for s in node.src]
+        view_src = None if node.view_src is None else self._replacement(node.view_src)
+        src = [None if s is None or s is node else self._replacement(s) for s in node.src]
         if node.op in VIEW_OPS or not computes(node):
-            self.of[node] = self._append(like(node, src, view_src))
+            self.replacements[node] = self._append(like(node, src, view_src))
             return
         dense = [None if s is None else self._dense(s) for s in src]
         at = _STORES.get(node.op, 0)
         into = src[at] if writes_in_place(node) else None
         if into is None or node.op in _STORES or _is_plain(into):
             dense[at] = into or dense[at]
-            self.of[node] = self._append(like(node, dense, view_src))
+            self.replacements[node] = self._append(like(node, dense, view_src))
         elif node.op == "SET":
             ne, nb, offset = part(node)
             window = self._append(self.b.view_4d(into, *ne, *nb[1:], offset))
             self._append(self.b.cpy(dense[1], window))  # type: ignore[arg-type]  # SET has two sources
-            self.of[node] = into
+            self.replacements[node] = into
             self.seen[node] = self._append(self.b.cont(into))
         else:
             fresh = like(node, dense, None)
             fresh.nb, fresh.view_offs = contiguous_nb(node.type, node.ne), 0
             if DECLARATIONS[node.op].field("inplace"):
                 set_param(fresh, "inplace", False)
-            self.of[node] = self._append(self.b.cpy(self._append(fresh), into))
+            self.replacements[node] = self._append(self.b.cpy(self._append(fresh), into))
         for i in _MOMENTS.get(node.op, ()):
             copy, moment = dense[i], src[i]
             if copy is not None and moment is not None and copy is not moment:
                 self._append(self.b.cpy(copy, moment))
 
-    def _of(self, t: Tensor) -> Tensor:
-        return self.of.get(t, t)
+    def _replacement(self, t: Tensor) -> Tensor:
+        return self.replacements.get(t, t)
 
     def _dense(self, t: Tensor) -> Tensor:
         return t if _is_plain(t) else self._append(self.b.cont(t))

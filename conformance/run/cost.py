@@ -38,14 +38,14 @@ class Cost:
     """Operations of the most expensive step."""
 
 
-def of(cases: Sequence[Case]) -> Cost:
+def estimate(cases: Sequence[Case]) -> Cost:
     """Estimate the cost of computing `cases` together, those of one step in one graph.
 
     In a shared graph, buffers, outputs and caches of all cases exist at the same time; kernels and comparisons run one
     by one.
     """
     single = [(c, c.steps[0]) for c in cases if len(c.steps) == 1]
-    costs = [_of(c) for c in cases if len(c.steps) != 1] + ([_of_graph(single)] if single else [])
+    costs = [_alone(c) for c in cases if len(c.steps) != 1] + ([_together(single)] if single else [])
     return Cost(max((c.bytes for c in costs), default=0), max((c.operations for c in costs), default=0))
 
 
@@ -69,7 +69,7 @@ def refusal(cases: Sequence[Case], *, memory_limit: int | None, time_limit: floa
 
     `memory_limit` is in bytes (`default_limit` if None), `time_limit` in seconds for a step.
     """
-    need = of(cases)
+    need = estimate(cases)
     limit = memory_limit or default_limit()
     if need.bytes > limit:
         return f"computing it takes {_size(need.bytes)} in float64, {_size(limit)} are allowed (--memory-limit)"
@@ -86,7 +86,7 @@ def _size(n: int) -> str:
     return f"{n:,} bytes"
 
 
-def _of(case: Case) -> Cost:
+def _alone(case: Case) -> Cost:
     held = sum(map(nbytes, case.persistent))
     peak, results, operations = held, 0, 0
     for step in case.steps:
@@ -96,7 +96,7 @@ def _of(case: Case) -> Cost:
     return Cost(peak, operations)
 
 
-def _of_graph(single: Sequence[tuple[Case, Step]]) -> Cost:
+def _together(single: Sequence[tuple[Case, Step]]) -> Cost:
     """Estimate one-step cases merged into one graph."""
     held = sum(sum(map(nbytes, c.persistent)) + 3 * _results(c, s) for c, s in single)
     computing = sum(_buffers(c, s) for c, s in single) + max(_kernel(s) for _, s in single)
@@ -111,7 +111,7 @@ def _results(case: Case, step: Step) -> int:
 
 
 def _kernel(step: Step) -> int:
-    return max(map(_beside, computed_nodes(step)), default=0)
+    return max(map(_scratch, computed_nodes(step)), default=0)
 
 
 def _comparing(step: Step) -> int:
@@ -130,7 +130,7 @@ def _read(node: Tensor) -> int:
     return sum(nelements(s) for s in node.src if s is not None and s is not node)
 
 
-def _beside(node: Tensor) -> int:
+def _scratch(node: Tensor) -> int:
     """Return the bytes that the kernel of `node` needs beside buffers."""
     work = DECLARATIONS[node.op].work
     if work.held is not None:

@@ -109,7 +109,7 @@ class PartError(ConformanceError):
     """A backend supports the case, but not a part of it."""
 
 
-def execute_apart(backend: Backend, case: Case) -> Execution:
+def execute_by_node(backend: Backend, case: Case) -> Execution:
     """Run each computing node in its own graph and session, from earlier nodes' values.
 
     No backend can then compute two nodes together. Raises as `execute`, and PartError.

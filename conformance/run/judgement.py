@@ -30,7 +30,7 @@ from .witness import unmet as unmet_of
 def judge(attempt: Attempt) -> Result:
     """Return the result of a free run; VACUOUS if unchecked, or if a demand is not met."""
     spec, case, expectation, execution = attempt.tested.spec, attempt.case, attempt.expectation, attempt.execution
-    judged, beside = expectation.judge(case, execution)
+    judged, by_reference = expectation.judge(case, execution)
     unread = f"{len(execution.opaque)} caches cannot be read: only outputs are judged" if execution.opaque else ""
     ran = Result(
         *attempt.pair,
@@ -47,15 +47,15 @@ def judge(attempt: Attempt) -> Result:
         exact = max(j.difference.nmse for j in judge_steps(case, expectation.exact, execution, EXACT))
     ran = replace(
         ran,
-        budget_used=max(j.used for j in (*judged, *beside)),
+        budget_used=max(j.used for j in (*judged, *by_reference)),
         nmse=max(j.difference.nmse for j in judged),
         nmse_exact=exact,
     )
-    wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
+    wrong = next((j for j in (*by_reference, *judged) if j.used > 1), None)
     if wrong is not None:
         alone = sum(len(s.graph) for s in case.steps) == 1 or _is_all(wrong.tensor, case)
         where = locate.describe(wrong, case, Fault.NODE if alone else Fault.UNLOCATED)
-        ran = replace(ran, verdict=Verdict.FAIL, wrong=how_wrong((*beside, *judged)), where=where)
+        ran = replace(ran, verdict=Verdict.FAIL, wrong=how_wrong((*by_reference, *judged)), where=where)
     elif case.demands and select.stage_of(spec) != select.RUN:
         ran = ran.noted(f"its demands apply to a run, not to stage {select.stage_of(spec)}")
     elif missing := contradiction(execution.witness) or unmet(case, spec, execution.witness):

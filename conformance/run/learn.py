@@ -40,7 +40,7 @@ from conformance.suite.grid import Grid, Keys, grid, ids_of_rows, operands, poin
 
 SAFETY = 8.0
 """Limit of a profile, relative to the worst residual measured."""
-_ALIKE = 1.5
+_SIMILAR = 1.5
 """A simpler rounding is chosen if its residual is at most this multiple of the smallest."""
 _OUTLIER = 32.0
 """Multiple of the median residual of its key above which one case indicates a bug."""
@@ -125,7 +125,7 @@ def _nearest(measured: Sequence[Measured]) -> str:
             return name
     residual = {n: max(m.distances[n].nmse for m in measured) for n in names}
     least = min(residual.values())
-    return next(n for n in names if residual[n] <= _ALIKE * least)
+    return next(n for n in names if residual[n] <= _SIMILAR * least)
 
 
 def worse(before: Profile, now: Profile, where: str) -> list[str]:
@@ -188,7 +188,7 @@ _SAME = ("suite", "device", "description", "versions", "build")
 """Fields that identify what was measured; entries are not valid for any other value."""
 
 
-def beside(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
     """Return the path of the partial profile for `path`."""
     return path.with_name(f"{path.name}.partial")
 

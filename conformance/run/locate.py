@@ -73,15 +73,15 @@ def locate(attempt: Attempt, result: Result) -> Result:
     Raises: LocatingError: a run failed; the error has the result as far as it is known.
     """
     case, execution = attempt.case, attempt.execution
-    by_steps, beside = attempt.expectation.judge(case, execution)
-    wrong = next((j for j in (*beside, *by_steps) if j.used > 1), None)
+    by_steps, by_reference = attempt.expectation.judge(case, execution)
+    wrong = next((j for j in (*by_reference, *by_steps) if j.used > 1), None)
     if wrong is None:  # the free run is right; a step from recorded caches failed
         return result
     if execution.opaque:  # without readable caches no node can run alone
         return replace(result, where=describe(wrong, case, Fault.GRAPH))
     result = replace(result, where=describe(wrong, case, Fault.OUTPUT))
     try:
-        return _located(attempt, result, wrong, by_steps, beside)
+        return _located(attempt, result, wrong, by_steps, by_reference)
     except Exception as e:
         raise LocatingError(result) from e
 
@@ -95,7 +95,7 @@ class LocatingError(Exception):
 
 
 def _located(
-    attempt: Attempt, result: Result, wrong: Judged, by_steps: Sequence[Judged], beside: Sequence[Judged]
+    attempt: Attempt, result: Result, wrong: Judged, by_steps: Sequence[Judged], by_reference: Sequence[Judged]
 ) -> Result:
     backend, case = attempt.tested.backend, attempt.case
     reference = attempt.tested.oracle.reference_in(backend.arithmetic_in(case))
@@ -109,7 +109,7 @@ def _located(
     if suspect is not None and found is None:  # requesting every node loses a value, so the others tell nothing
         return probe.tell(result, probe.traced(wrong), by_steps)
     if found is None and (flip := _flip(backend, reference, case, attempt.execution)):
-        used = max((j.used for j in (*by_steps, *beside) if j.step < wrong.step), default=0.0)
+        used = max((j.used for j in (*by_steps, *by_reference) if j.step < wrong.step), default=0.0)
         right = replace(result, verdict=Verdict.PASS, where=None, wrong=None, budget_used=used)
         return right.noted(flip, "each node alone is right", "what follows is not judged")
     if found is None:
@@ -200,7 +200,7 @@ class Probe:
         off = bound(self._at_end, k, least=least)
         with suppress(BackendError):
             while off(last) is not None:
-                before = _before(nodes, last)
+                before = _dependencies(nodes, last)
                 right, bad = -1, len(before)
                 while bad - right > 1:  # nodes that depend on a wrong one are mostly wrong
                     middle = (right + bad) // 2
@@ -282,7 +282,7 @@ def _sources(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:
     return [n for n in nodes[: nodes.index(node)] if not read.isdisjoint(written(n))]
 
 
-def _before(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:
+def _dependencies(nodes: Sequence[Tensor], node: Tensor) -> list[Tensor]:
     """Return all nodes on which `node` depends, in order."""
     found: set[Tensor] = set()
     todo = [node]
@@ -407,13 +407,12 @@ def _flips(graph: Graph, node: Tensor, mine: Mapping[Tensor, Bytes], right: Mapp
         if not taken:
             continue
         margin = float(b[row, left].max() - b[row, taken].min())
-        apart = float(np.abs(a[row] - b[row]).max())
-        if not margin <= 2 * apart:
+        difference = float(np.abs(a[row] - b[row]).max())
+        if not margin <= 2 * difference:
             return None
         one, other = (" and ".join(map(str, e)) for e in (taken, left))
-        said.append(
-            f"expert {one} for {other} at {node.name}, token {row}: margin {margin:.2g}, scores differ by {apart:.2g}"
-        )
+        where = f"expert {one} for {other} at {node.name}, token {row}"
+        said.append(f"{where}: margin {margin:.2g}, scores differ by {difference:.2g}")
     return said
 
 

@@ -44,7 +44,7 @@ class Recording(Expectation):
 
     declared: Arithmetic
     """Arithmetic of the backend under test."""
-    worth: list[dict[Tensor, Budget]] | None
+    distances: list[dict[Tensor, Budget]] | None
     """Error of both arithmetics by step and tensor; None if the recorder's is unknown."""
     reference: list[StepValues] | None
     """The reference in the backend's arithmetic; None if the reference is under test."""
@@ -66,7 +66,7 @@ class Recording(Expectation):
         """
         found = [v.all for v in execution.steps]
         record = execution.comparable(self.steps)
-        by_record = list(judge_trajectory(case, record, found, self.arithmetic, self.worth))
+        by_record = list(judge_trajectory(case, record, found, self.arithmetic, self.distances))
         if self.reference is None:
             return by_record, []
         plain = replace(case, tolerance={})
@@ -117,7 +117,7 @@ def expectation(tested: UnderTest, case: Case) -> Recording:
     ]
     made = arithmetic_of(case)
     declared = tested.backend.arithmetic_in(case)
-    worth, own = None, None
+    distances, own = None, None
     if not has_nodes(case):
         oracle.whole(case, made or EXACT if tested.is_reference else declared, _held(case))
     exact = oracle.expect([case], EXACT)[0].steps
@@ -125,13 +125,13 @@ def expectation(tested: UnderTest, case: Case) -> Recording:
         own = oracle.expect([case], declared)[0].steps
     if made is not None:
         there = oracle.expect([case], made)[0].steps
-        worth = _worth(exact, there, there if own is None else own)
-    # The chain has float32, stores and rounded products; `worth` has the activations' rounding on both sides.
+        distances = _distances(exact, there, there if own is None else own)
+    # The chain has float32, stores and rounded products; `distances` has the activations' rounding on both sides.
     limits = replace(EXACT, products=declared.products)
-    return Recording(steps, exact, limits, declared, worth, own)
+    return Recording(steps, exact, limits, declared, distances, own)
 
 
-def _worth(
+def _distances(
     exact: Sequence[StepValues], there: Sequence[StepValues], own: Sequence[StepValues]
 ) -> list[dict[Tensor, Budget]]:
     """Return `FACTOR` times the error of both arithmetics in each tensor, per step.

@@ -48,7 +48,7 @@ from conformance.suite.relations.relation import (
 
 from . import locate
 from .attempt import UnderTest
-from .execute import Execution, Memory, PartError, Reuse, StepValues, execute, execute_apart, nothing
+from .execute import Execution, Memory, PartError, Reuse, StepValues, execute, execute_by_node, nothing
 from .failed import unsupported
 
 
@@ -92,9 +92,9 @@ def judge(
         runs = _Runs(tested, case, relation, stack)
         try:
             for variant in runs.variants():
-                result, apart = _compare(result, runs, variant)
-                if apart is not None:
-                    result = check(result, [runs.side(i, variant) for i in dict.fromkeys(reversed(apart))])
+                result, differing = _compare(result, runs, variant)
+                if differing is not None:
+                    result = check(result, [runs.side(i, variant) for i in dict.fromkeys(reversed(differing))])
                     break
         except NotOfferedError as e:
             return unsupported(tested.pair(case), Error(str(e)))
@@ -166,12 +166,12 @@ class _Runs:
             return execute(backend, alone, unread=r.how == HANDED_OVER, before=self._outside(alone, r))
         if r.how == BY_NODE:
             try:
-                apart = execute_apart(backend, alone)
+                done = execute_by_node(backend, alone)
             except PartError as e:
                 raise NotOfferedError(f"{self.spec}: {e}") from e
-            if apart.opaque:
+            if done.opaque:
                 raise NotOfferedError(f"{self.spec} has unreadable caches, so no node can start from them alone")
-            return apart
+            return done
         if r.how == UNREAD:
             return execute(backend, alone, unread=True)
         if r.how == REUSED:

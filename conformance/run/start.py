@@ -25,12 +25,12 @@ class Starts:
         """`play` runs a case of an id on a backend."""
         self._play = play
         self._lives: set[Spec] = set()
-        """Backends that ended a case alive, or a graph of `TRIED`."""
+        """Backends whose process survived a case, or a graph of `TRIED`."""
         self._deaths: dict[Spec, list[Result]] = {}
         self._dead: dict[Spec, BackendCrashError] = {}
 
     def knows(self, spec: Spec) -> bool:
-        """Return True if a backend ended a graph alive."""
+        """Return True if the process of a backend has survived a graph."""
         return spec in self._lives
 
     def check(self, spec: Spec, results: Sequence[Result] = ()) -> None:

@@ -192,25 +192,25 @@ def _compare(attempt: Attempt, result: Result, stored: Stored) -> Result:
     if stored.problem:
         return _disagree(result, f"{label(stored.file)}: {case.id}: {stored.problem}")
     again = execution.steps if attempt.tested.is_reference else expectation.steps
-    worth: list[dict[Tensor, Budget]] | None = None
+    distances: list[dict[Tensor, Budget]] | None = None
     if differ:
         again = attempt.tested.oracle.expect([case], stored.arithmetic)[0].steps
-        worth = [_distance(a.all, b.all) for a, b in zip(again, expectation.steps, strict=True)]
+        distances = [_distance(a.all, b.all) for a, b in zip(again, expectation.steps, strict=True)]
     found = [v.all for v in execution.steps]
     values = [{t: x for t, x in want.items() if t in got} for want, got in zip(stored.values, found, strict=True)]
-    comparable = values if worth is None else [
-        {t: x for t, x in want.items() if t in near} for want, near in zip(values, worth, strict=True)
+    comparable = values if distances is None else [
+        {t: x for t, x in want.items() if t in near} for want, near in zip(values, distances, strict=True)
     ]  # fmt: skip
     if not any(comparable):
         return replace(result, golden=Golden.NOT_COMPARABLE)
     result = replace(result, golden=Golden.COMPARED)
     recomputed = [v.all for v in again]
     same = all(_equal(want, got) for want, got in zip(values, recomputed, strict=True))
-    if same and worth is None:
+    if same and distances is None:
         return result  # the run was compared with equal values already
     pinned = None if same else _first_wrong(case, values, recomputed, stored.arithmetic)
     as_declared = same and all(_equal(want, v.all) for want, v in zip(found, expectation.steps, strict=True))
-    wrong = None if as_declared else _first_wrong(case, comparable, found, declared, worth)
+    wrong = None if as_declared else _first_wrong(case, comparable, found, declared, distances)
     first, passed = pinned or wrong, result.verdict is Verdict.PASS
     if first is None or not (passed or pinned):
         return result
@@ -251,6 +251,6 @@ def _first_wrong(
     want: Values,
     got: Values,
     arithmetic: Arithmetic,
-    worth: Sequence[Mapping[Tensor, Budget]] | None = None,
+    distances: Sequence[Mapping[Tensor, Budget]] | None = None,
 ) -> Judged | None:
-    return next((j for j in judge_trajectory(case, want, got, arithmetic, worth) if j.used > 1), None)
+    return next((j for j in judge_trajectory(case, want, got, arithmetic, distances) if j.used > 1), None)

@@ -92,7 +92,10 @@ class Grid:
         return map(self._id, product(*texts, *(axis.values for axis in self.free)))
 
     def rows(self, rows: str) -> Iterator[str]:
-        """Yield the ids of `rows`: words with one of `DIGITS` per part that has alternatives."""
+        """Yield the id of each word in `rows`.
+
+        A word has one of `DIGITS` for each part with several alternatives: the index of the alternative.
+        """
         tables = [
             *({digits: axis.text(value) for digits, value in axis.by_digits()} for axis in (*self.heads, *self.axes)),
             *(dict(axis.by_digits()) for axis in self.free),

@@ -236,8 +236,8 @@ class Growth:
         return tuple(n for i, n in able if n not in read or (i % 5 == 0 and computes(n)))
 
 
-def after(a: Facts, b: Facts) -> Facts:
-    """Return the estimates for a sum."""
+def facts_of_sum(a: Facts, b: Facts) -> Facts:
+    """Return the estimated range of values of `a + b`."""
     return Facts(math.hypot(a.std, b.std), a.peak + b.peak, a.spread or b.spread)
 
 
@@ -354,7 +354,7 @@ def _binary(g: Growth) -> None:
         return
     related = op == "sub" and _direction(a.at[0]) is _direction(b.at[0])
     product = Facts(a.facts.std * b.facts.std, a.facts.peak * b.facts.peak, a.facts.spread and b.facts.spread)
-    facts = product if op == "mul" else after(a.facts, b.facts)
+    facts = product if op == "mul" else facts_of_sum(a.facts, b.facts)
     if not related and _sane(facts):
         g.add(lambda k: getattr(B, op)(a.at[k], b.at[k]), facts)
 
@@ -367,7 +367,7 @@ def _binary_inplace(g: Growth) -> None:
     if a is None or b is None or a.at[0].root is b.at[0].root:
         return
     product = Facts(a.facts.std * b.facts.std, a.facts.peak * b.facts.peak, False)
-    facts = product if op == "mul_inplace" else after(a.facts, b.facts)
+    facts = product if op == "mul_inplace" else facts_of_sum(a.facts, b.facts)
     if _sane(facts):
         g.overwrite(a, lambda k: getattr(B, op)(a.at[k], b.at[k]), facts)
 
@@ -565,7 +565,7 @@ def _reshape(g: Growth) -> None:
 def _concat(g: Growth) -> None:
     a = g.some(_plain)
     dim = g.below(3)
-    b = g.recent(lambda v: _plain(v) and all(_alike(s, t, dim) for s, t in zip(v.at, a.at, strict=True)))
+    b = g.recent(lambda v: _plain(v) and all(_equal_except(s, t, dim) for s, t in zip(v.at, a.at, strict=True)))
     if b is not None:
         peak, low = max(a.facts.peak, b.facts.peak), min(a.facts.std, b.facts.std)
         facts = Facts(low, peak, a.facts.spread and b.facts.spread)
@@ -573,7 +573,7 @@ def _concat(g: Growth) -> None:
             g.add(lambda k: B.concat(a.at[k], b.at[k], dim), facts)
 
 
-def _alike(s: Tensor, t: Tensor, dim: int) -> bool:
+def _equal_except(s: Tensor, t: Tensor, dim: int) -> bool:
     return all(m == n for i, (m, n) in enumerate(zip(s.ne, t.ne, strict=True)) if i != dim)
 
 

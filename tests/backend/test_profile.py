@@ -21,7 +21,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Tensor, new_tensor
 from conformance.ggml.types import F16, F32, Q4_0
 from conformance.judge.budget import budget_of
-from conformance.run.isolation import isolate
+from conformance.run.isolation import replies
 from conformance.run.isolation.isolate import open_backend
 
 g = Builder()
@@ -131,7 +131,7 @@ def test_arithmetic_of_a_profile_crosses_the_wire() -> None:
     """A backend in another process declares what it declares in this one."""
     a = PROFILE.arithmetic("profile x.toml")
     sent = json.loads(json.dumps(describe(a)))
-    assert isolate._record(type(a), sent, "arithmetic") == a
+    assert replies.record(type(a), sent, "arithmetic") == a
 
 
 @needs_wheel

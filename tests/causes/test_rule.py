@@ -14,7 +14,7 @@ from conformance.case.case import Case, Step
 from conformance.causes import ablate
 from conformance.causes.failure import is_flaky
 from conformance.causes.features import features, nodes_of
-from conformance.causes.group import Group, needing_alike
+from conformance.causes.group import Group, needing_same
 from conformance.causes.rule import Rule, common, meets, rule_of
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.graph import Graph
@@ -46,7 +46,7 @@ def test_groups_that_need_the_same_are_joined_within_a_kernel() -> None:
     def joined(*rules: Rule) -> Rule | None:
         kind, needs = ("FAIL", "wrong results"), ablate.Needs(known=True)
         a, b = (Group(kind, rule, cast("Any", SimpleNamespace(features={})), needs=needs) for rule in rules)
-        return needing_alike(a, b, cast("Any", SimpleNamespace(passed=lambda _: 1)))
+        return needing_same(a, b, cast("Any", SimpleNamespace(passed=lambda _: 1)))
 
     strided, large = ("src[0].layout", "strided rows"), ("src[0].ne[1]", "> 2")
     assert joined(_of("DIAG|SET", strided), _of("ROLL|SET", large)) is None

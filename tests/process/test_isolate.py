@@ -45,7 +45,8 @@ from conformance.process import FOREVER, Deadline, service
 from conformance.process.launcher.launch import children
 from conformance.process.worker import unpack_error
 from conformance.run.execute import Memory, execute
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Workers, open_backend, unpack_arithmetic
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, Workers, open_backend
+from conformance.run.isolation.replies import unpack_arithmetic
 from conformance.run.isolation.worker import pack_error
 
 ADAPTER = '''

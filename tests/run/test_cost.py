@@ -111,7 +111,7 @@ def test_a_batch_is_compared_one_case_at_a_time() -> None:
     b = Builder()
     x = new_tensor(F32, 1 << 20, name="x")
     one = _case(x, nodes=[b.neg(x)])
-    need, eight = cost.of([one]), cost.of([one] * 8)
+    need, eight = cost.estimate([one]), cost.estimate([one] * 8)
     assert need.bytes < eight.bytes < 4 * need.bytes
     assert eight.operations == 8 * need.operations
 
@@ -120,7 +120,7 @@ def test_a_batch_is_compared_one_case_at_a_time() -> None:
 def test_estimates_are_near_what_is_held(case_id: str) -> None:
     """The peak of computing a case and comparing all its nodes is no more than estimated, and no less than a third."""
     case = build(case_id)
-    need = cost.of([case])
+    need = cost.estimate([case])
     oracle = Oracle()
     tracemalloc.start()
     try:
@@ -152,8 +152,8 @@ def test_a_parameter_sizes_no_buffer_unseen() -> None:
     b, x = Builder(), new_tensor(F32, 8, 8, 1, 1, name="x")
     small = _case(x, nodes=[b.pool_2d(x, 0, 2, 2, 1, 1, 0, 0)])
     huge = _case(x, nodes=[b.pool_2d(x, 0, 40_000, 40_000, 2**30, 2**30, 20_000, 20_000)])
-    assert cost.of([small]).bytes < 1 << 20
-    assert cost.of([huge]).bytes > 1 << 33
+    assert cost.estimate([small]).bytes < 1 << 20
+    assert cost.estimate([huge]).bytes > 1 << 33
 
 
 def test_a_case_without_steps_is_vacuous() -> None:

@@ -118,7 +118,7 @@ def _drawn(rng: random.Random) -> tuple[Graph, Supports, Home, Memory]:
 
     home = place(case, n, supports)
     if rng.random() < 0.5:
-        home = Home({t: rng.randrange(n) for t in home.of}, home.weights)
+        home = Home({t: rng.randrange(n) for t in home.device_of}, home.weights)
     return graph, supports, home, Memory(reads, same)
 
 
@@ -392,7 +392,7 @@ def test_a_weight_lives_where_every_use_is_taken() -> None:
     """A tied embedding is looked up and multiplied: it is no weight of a device that only multiplies."""
     case = build(f"kv_growth/llama-{TINY},tied=1,run=p3@0")
     products = Picky(lambda n: n.op == "MUL_MAT")
-    of = {t.name: b for t, b in over(products, CpuBackend()).plan(case).home.of.items()}
+    of = {t.name: b for t, b in over(products, CpuBackend()).plan(case).home.device_of.items()}
     assert of["token_embd.weight"] == 1
     assert of["blk.0.attn_q.weight"] == 0
     assert of["cache_k_l0"] == 1

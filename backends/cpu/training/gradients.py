@@ -71,14 +71,14 @@ def _im2col_back(node: Tensor, dy: Values, kernel: Values) -> Values:
     oh, ow = dy.shape[1:3] if p.is_2D else (1, dy.shape[2])
     s, pad, d = ((p.s1, p.s0), (p.p1, p.p0), (p.d1, p.d0)) if p.is_2D else ((1, p.s0), (0, p.p0), (1, p.d0))
     size = [
-        max(m + before, (o - 1) * step + (k - 1) * apart + 1)
-        for m, before, o, step, k, apart in zip((ih, iw), pad, (oh, ow), s, (kh, kw), d, strict=True)
+        max(m + padding, (o - 1) * step + (k - 1) * dilation + 1)
+        for m, padding, o, step, k, dilation in zip((ih, iw), pad, (oh, ow), s, (kh, kw), d, strict=True)
     ]
     y = np.zeros((n, channels, *size))
     columns = dy.reshape(n, oh, ow, channels, kh, kw).transpose(4, 5, 0, 3, 1, 2)
     for j, i in np.ndindex(kh, kw):
-        at = [slice(k * apart, k * apart + (o - 1) * step + 1, step)
-              for k, apart, o, step in zip((j, i), d, (oh, ow), s, strict=True)]  # fmt: skip
+        at = [slice(k * dilation, k * dilation + (o - 1) * step + 1, step)
+              for k, dilation, o, step in zip((j, i), d, (oh, ow), s, strict=True)]  # fmt: skip
         y[:, :, at[0], at[1]] += columns[j, i]
     return y[:, :, pad[0] : pad[0] + ih, pad[1] : pad[1] + iw].reshape(node.shape)
 

@@ -158,7 +158,7 @@ def _ssm_scan(e: EmitContext, node: Tensor) -> None:
 
 
 # -- linear attention -------------------------------------------------------------------------------------------------
-def _apart(e: EmitContext, node: Tensor, which: Sequence[int], last: int) -> tuple[list[Value], Value, Shape]:
+def _sequences(e: EmitContext, node: Tensor, which: Sequence[int], last: int) -> tuple[list[Value], Value, Shape]:
     """Return src `which` as (n_seqs, tokens, H, S), the state as (n_seqs, H, S, S), the shape."""
     size, heads, tokens, _ = src(node, which[0]).ne
     n_seqs = src(node, last).ne[1]
@@ -175,7 +175,7 @@ def _wkv6_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> t
 
 
 def _wkv6(e: EmitContext, node: Tensor) -> None:
-    xs, state, shape = _apart(e, node, (0, 1, 2, 4), 5)
+    xs, state, shape = _sequences(e, node, (0, 1, 2, 4), 5)
     first = reshape(e.c, e.number(src(node, 3)), (1, *shape[2:]))
     _run(e, node, _wkv6_step, state, xs, [first], shape)
 
@@ -188,7 +188,7 @@ def _wkv7_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple
 
 
 def _wkv7(e: EmitContext, node: Tensor) -> None:
-    xs, state, shape = _apart(e, node, (0, 1, 2, 3, 4, 5), 6)
+    xs, state, shape = _sequences(e, node, (0, 1, 2, 3, 4, 5), 6)
     _run(e, node, _wkv7_step, state, xs, [], shape)
 
 
@@ -199,7 +199,7 @@ def _gla_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple[
 
 
 def _gated_linear_attn(e: EmitContext, node: Tensor) -> None:
-    (k, v, q, g), state, shape = _apart(e, node, (0, 1, 2, 3), 4)
+    (k, v, q, g), state, shape = _sequences(e, node, (0, 1, 2, 3), 4)
     q = e.c.shaped(o.multiply(q, e.c.f32(node.params.scale)), shape)
     _run(e, node, _gla_step, state, [k, v, q, g], [], shape)
 

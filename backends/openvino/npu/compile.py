@@ -118,7 +118,7 @@ class Split:
         return [] if self._device.model is None else self._device.model.get_property(name)
 
     def set_input_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # an openvino.Tensor
-        """Bind an input."""
+        """Use `tensor` as input `i` of each part that reads it."""
         if i in self._device.inputs:
             self._request.set_input_tensor(self._device.inputs[i], tensor)
         if i in self._host.inputs:

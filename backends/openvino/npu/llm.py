@@ -297,7 +297,7 @@ class LlmContext(StateContext):
         for layer, node in enumerate(self._logs[0].attentions):
             for cache, kind in zip(caches_of(node), ("key", "value"), strict=True):
                 if self._named.setdefault(cache, f"{layer}.{kind}") != f"{layer}.{kind}":
-                    raise BackendError(f"{cache}: is attended to in two layers")
+                    raise BackendError(f"cache {cache}: one attention layer that reads it expected, two found")
         self._laid[0] = self._causal(roots.tokens)
 
     def _causal(self, tokens: Node) -> Value:
@@ -328,7 +328,7 @@ class LlmContext(StateContext):
         while node.get_type_name() == "Reshape":
             node = node.input_value(0).get_node()
         if node.get_type_name() != "MatMul":
-            raise BackendError(f"{logits}: a MatMul expected at the end, a {node.get_type_name()} found")
+            raise BackendError(f"logits {logits}: a MatMul as their last node expected, a {node.get_type_name()} found")
         x, weight = node.input_value(0), node.input_value(1)
         width = logits.src[1]
         assert width is not None  # of the product

@@ -116,10 +116,10 @@ def _numbers(result: Result) -> Iterator[str]:
     if result.error is not None:
         yield code(said(result.error), LONGEST)
     elif where is not None and (n := where.numbers) is not None:
-        apart = f", {n.special} NaN or Inf out of place" if n.special else ""
+        special = f", {n.special} NaN or Inf out of place" if n.special else ""
         yield (
             f"{_prose(where.op)} {code(where.tensor or '')}, element {list(n.index)}: expected `{n.expected:.9g}`, "
-            f"got `{n.found:.9g}` (NMSE {n.nmse:.2g}{apart})."
+            f"got `{n.found:.9g}` (NMSE {n.nmse:.2g}{special})."
         )
     elif result.notes:
         yield code("; ".join(result.notes), LONGEST)

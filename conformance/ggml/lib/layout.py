@@ -481,7 +481,7 @@ def home(pointer: int) -> DlInfo | None:
     return info if dladdr(pointer, ctypes.byref(info)) else DlInfo()
 
 
-def _beside(pointer: int) -> Callable[[int], bool]:
+def _in_library_of(pointer: int) -> Callable[[int], bool]:
     """Return a predicate: True if an address lies in the library of `pointer`.
 
     `dladdr` searches all symbols of a library, so it is called only for addresses above those already known: everything
@@ -510,14 +510,14 @@ def _base(pointer: int) -> int | None:
 
 
 def _walk(name_at: Callable[[int], int | None], legal: re.Pattern[bytes]) -> Iterator[tuple[int, str]]:
-    is_beside: Callable[[int], bool] | None = None
+    is_near: Callable[[int], bool] | None = None
     for i in range(_LIMIT):
         pointer = name_at(i)
-        if pointer is None and is_beside is not None:
+        if pointer is None and is_near is not None:
             continue  # a removed type has no name
-        if pointer is None or not (is_beside is None or is_beside(pointer)):
+        if pointer is None or not (is_near is None or is_near(pointer)):
             return
-        is_beside = is_beside or _beside(pointer)
+        is_near = is_near or _in_library_of(pointer)
         text = _text(pointer)
         if not legal.fullmatch(text):
             return

@@ -108,7 +108,7 @@ class Library:
 
     parts: ClassVar[Sequence[str]] = ("ggml", "ggml-base", "ggml-cpu")
     """Libraries of a split build, in the order in which symbols are searched."""
-    beside: ClassVar[Sequence[str]] = ()
+    optional: ClassVar[Sequence[str]] = ()
     """Optional libraries of a split build that link these."""
 
     def __init__(self, where: str = "") -> None:
@@ -121,7 +121,7 @@ class Library:
         self.plugins = plugins(self.folder)
         """Folder of the device libraries that ggml loads itself."""
         self._handles = list(_load(self.path, self.parts))
-        more = (part(self.path, stem) for stem in self.beside if self.path.is_dir())
+        more = (part(self.path, stem) for stem in self.optional if self.path.is_dir())
         self._handles += [_open(path) for path in more if path is not None]
         self.log: deque[str] = deque(maxlen=64)
         """Last log lines of the library."""

@@ -59,7 +59,7 @@ class Mtmd(Llama):
     UnavailableError as for `Llama`.
     """
 
-    beside: ClassVar = ("mtmd",)
+    optional: ClassVar = ("mtmd",)
 
     def __init__(self, where: str = "") -> None:
         super().__init__(where)

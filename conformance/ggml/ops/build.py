@@ -24,7 +24,7 @@ from .rope import Rope
 from .rows import SORT_ORDER, RowOps
 from .training.gradients import Gradients
 from .training.steps import Steps
-from .views import Views
+from .views import Leaves, Views
 from .windows import Windows
 
 
@@ -95,6 +95,7 @@ def build_forward_expand(*outputs: Tensor) -> Graph:
 
 
 class Builder(
+    Leaves,
     Views,
     Elementwise,
     RowOps,
@@ -135,8 +136,8 @@ class Builder(
 
     def conv_1d_dw(self, a: Tensor, b: Tensor, s0: int, p0: int, d0: int) -> Tensor:
         """Convolve `b` [n, channels] channel by channel with `a` [k, 1, channels]."""
-        apart = self.reshape_4d(b, b.ne[0], 1, b.ne[1], b.ne[2])
-        windows = self.im2col(a, apart, s0, 0, p0, 0, d0, 0, False, F32 if a.type is BF16 else F16)
+        planes = self.reshape_4d(b, b.ne[0], 1, b.ne[1], b.ne[2])
+        windows = self.im2col(a, planes, s0, 0, p0, 0, d0, 0, False, F32 if a.type is BF16 else F16)
         product = self.mul_mat(windows, a)
         return self.reshape_3d(product, product.ne[0], product.ne[2], 1)
 

@@ -323,8 +323,8 @@ def written(node: Tensor) -> tuple[Tensor, ...]:
     if not computes(node):
         return ()
     declared = DECLARATIONS.get(node.op)
-    beside = () if declared is None else (node.src[i] for i in declared.writes)
-    return (node.root, *(s.root for s in beside if s is not None))
+    others = () if declared is None else (node.src[i] for i in declared.writes)
+    return (node.root, *(s.root for s in others if s is not None))
 
 
 def _arguments(f: Callable[..., Any]) -> tuple[str, ...]:
@@ -396,7 +396,7 @@ class Constructor(Generic[P]):
 
     @property
     def back(self) -> Constructor[P]:
-        """The variant for the `_back` sibling of the op."""
+        """The constructor of the op's gradient, such as `ggml_rope_ext_back` for ROPE_BACK."""
         return Constructor(self.op, self.arguments, self.fixed, f"{self.__doc__} Backward.", name=self.op.names[1])
 
 

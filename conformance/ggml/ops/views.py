@@ -225,8 +225,8 @@ def _shaped(op: Op) -> tuple[_Sizes1, _Sizes2, _Sizes3, _Sizes4]:
     return one, two, three, four
 
 
-class Views:
-    """Constructors of leaves and of the ops that move or reinterpret elements."""
+class Leaves:
+    """Constructors of leaves, and the names and flags of tensors."""
 
     def new_tensor_1d(self, type_: GGMLType, ne0: int) -> Tensor:
         """Make a leaf of [ne0]."""
@@ -277,6 +277,10 @@ class Views:
         tensor.flags |= FLAG_OUTPUT
         tensor.root.flags |= FLAG_OUTPUT
 
+
+class Views:
+    """Constructors of the ops that move or reinterpret elements."""
+
     dup = DUP.of_a()
     dup_inplace = dup.inplace
     cont = CONT.of_a()
@@ -311,7 +315,7 @@ class Views:
 
     @VIEW.form()
     def view_2d(self, a: Tensor, ne0: int, ne1: int, nb1: int, offset: int) -> Tensor:
-        """View [ne0, ne1] of `a` from `offset` on, rows `nb1` apart."""
+        """View [ne0, ne1] of `a` from byte `offset` on, with a row stride of `nb1` bytes."""
         return self.view_4d(a, ne0, ne1, 1, 1, nb1, nb1 * ne1, nb1 * ne1, offset)
 
     @VIEW.form()

@@ -21,7 +21,7 @@ TOLERANCE = 5e-4
 CLOSE = 1e-5
 """Maximum NMSE of two runs on a CPU: same kernels, sums in another order.
 
-`Comparison.worth` is added to it."""
+`Comparison.allowance` is added to it."""
 SPREADS = 4.0
 """Allowed ratio of a difference to the spread that roundings cause."""
 SILENT = "every result is 0"
@@ -39,16 +39,16 @@ class Comparison:
     expected: F32
     exact: bool = False
     """The same kernels ran on the same values: bit-identical on a CPU with one thread."""
-    apart: bool = False
-    """The two must differ; otherwise a scenario would pass if llama.cpp did nothing."""
-    worth: float = 0.0
+    differs: bool = False
+    """True if the two must differ; otherwise a scenario would pass if llama.cpp did nothing."""
+    allowance: float = 0.0
     """NMSE added to the limit, because one of the two runs rounded its keys more often."""
     spread: float = 0.0
     """Measured NMSE between results of models that differ by a rounding; 0 if not measured."""
 
     def record(self) -> dict[str, Any]:
         """Return all fields except the values and what is measured later."""
-        return {"what": self.what, "exact": self.exact, "apart": self.apart, "worth": self.worth}
+        return {"what": self.what, "exact": self.exact, "differs": self.differs, "allowance": self.allowance}
 
 
 def nmse(actual: F32, expected: F32) -> float:
@@ -94,22 +94,22 @@ def judge_all(pair: Pair, name: str, comparisons: Sequence[Comparison], *, on_cp
 
     VACUOUS if nothing was compared, expected values are all 0, or two results that must differ are equal.
 
-    `on_cpu`: the limit is `CLOSE`, or bit equality if `exact`; else it is `TOLERANCE`. `worth` is added to either. A
-    difference of up to `SPREADS` times the `spread` passes, too, unless it is `exact`.
+    `on_cpu`: the limit is `CLOSE`, or bit equality if `exact`; else it is `TOLERANCE`. `allowance` is added to either.
+    A difference of up to `SPREADS` times the `spread` passes, too, unless it is `exact`.
     """
-    if all(each.apart for each in comparisons):
+    if all(each.differs for each in comparisons):
         return _vacuous(pair, "nothing was compared")
     worst = used = 0.0
     for i, each in enumerate(comparisons):
         error = _error(each)
-        if each.apart:
+        if each.differs:
             if error <= TOLERANCE:
                 return _vacuous(pair, f"{each.what}: the two runs must differ, NMSE {error:.2g} found")
             continue
         if not each.expected.any():
             return _vacuous(pair, f"{each.what}: {SILENT}")
         exact = on_cpu and each.exact
-        tolerance = 0.0 if exact else max((CLOSE if on_cpu else TOLERANCE) + each.worth, SPREADS * each.spread)
+        tolerance = 0.0 if exact else max((CLOSE if on_cpu else TOLERANCE) + each.allowance, SPREADS * each.spread)
         worst, used = max(worst, error), max(used, error / tolerance if tolerance else (inf if error else 0.0))
         if error > tolerance:
             must = "a bit-exact result" if exact else f"at most {tolerance:.2g}"

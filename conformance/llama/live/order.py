@@ -23,8 +23,9 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, without_steps
 from conformance.suite.family import Level, keys, read_keys, split_id, without
 
-from .lazy.device import ASKS, DROP, NAMES, SORTS, Fail, Setting
+from .lazy.device import NAMES
 from .lazy.programs import CELLS, PROGRAMS, RPC
+from .lazy.run import ASKS, DROP, SORTS, Fail, Setting
 from .lazy.timeline import Moment
 from .llama import Models, Process, device, read_id
 from .scenarios.table import SCENARIOS

@@ -271,12 +271,12 @@ def _timer(session: Session, case: Case, name: str, values: dict[str, Values]) -
 
 def _nmse(actual: Values, expected: Values, case: Case) -> float:
     """Return the largest NMSE of any output; inf if only one of them has a NaN or infinity."""
-    apart = [
+    differences = [
         compare(t, theirs[t], ours[t])
         for step, ours, theirs in zip(case.steps, actual, expected, strict=True)
         for t in step.outputs
     ]
-    return max((inf if d.special else d.nmse for d in apart), default=0.0)
+    return max((inf if d.special else d.nmse for d in differences), default=0.0)
 
 
 FAMILY = LiveFamily(

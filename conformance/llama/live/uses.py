@@ -187,15 +187,15 @@ def kind(node: Tensor, weight: Tensor) -> Hashable:
     at = next(i for i, s in enumerate(node.src) if s is not None and s.root is weight)
     read = sources[0] if node.src[at] is None else node.src[at]
     assert read is not None
-    apart = tuple((s.type.name, is_contiguous(s)) for s in sources)
-    return (node.op, node.op_params, at, read.ne, read.nb, apart, node.type.name, node.ne[0])
+    others = tuple((s.type.name, is_contiguous(s)) for s in sources)
+    return (node.op, node.op_params, at, read.ne, read.nb, others, node.type.name, node.ne[0])
 
 
 def work(node: Tensor, weight: Tensor) -> Hashable:
     """Return a key of equal work, whichever weight is read: op, types, gaps, K and rows."""
     reading = next(s for s in node.src if s is not None and s.root is weight)
-    apart = tuple((s.type.name, is_contiguous(s)) for s in node.src if s is not None)
-    return (node.op, node.op_params, apart, node.type.name, reading.ne, reading is weight)
+    others = tuple((s.type.name, is_contiguous(s)) for s in node.src if s is not None)
+    return (node.op, node.op_params, others, node.type.name, reading.ne, reading is weight)
 
 
 def spell(node: Tensor) -> str:

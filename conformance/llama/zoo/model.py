@@ -289,7 +289,7 @@ def write_model(
 
 
 def write_tensors(writer: GGUFWriter, tensors: Iterable[Tensor], data_of: Callable[[Tensor], Bytes]) -> None:
-    """Write the writer's metadata and the tensors to its file."""
+    """Write a GGUF file: the metadata that `writer` has, and the tensors."""
     from gguf import GGMLQuantizationType  # noqa: PLC0415  # takes a tenth of a start, and most never need it
 
     for t in tensors:

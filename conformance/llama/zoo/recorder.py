@@ -313,13 +313,13 @@ def _judge(device: Choice, cpu: Choice, row: int, ours: Sequence[int], theirs: S
     a, b = device.scores[row], cpu.scores[row]
     both = np.isfinite(a) & np.isfinite(b)
     margin = float(b[theirs].max() - b[ours].min())
-    apart = float(np.abs(a - b)[both].max(initial=0.0))
+    difference = float(np.abs(a - b)[both].max(initial=0.0))
     experts = f"expert {' and '.join(map(str, ours))} for {' and '.join(map(str, theirs))}"
     where = f"{experts} at {device.name}, batch {device.batch}, token {row}"
-    note = f"{where}: margin {margin:.2g}, scores differ by {apart:.2g}"
+    note = f"{where}: margin {margin:.2g}, scores differ by {difference:.2g}"
     if not both[[*ours, *theirs]].all() or float(np.sum((a - b)[both] ** 2)) > NEAR * float(np.sum(b[both] ** 2)):
         return note, "its scores are wrong already"
-    if margin > 2 * apart:
+    if margin > 2 * difference:
         return note, "no rounding of scores explains it, so the choice itself is wrong"
     return note, ""
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +29,10 @@ from conformance.backend.registry import (
     pack,
     resolve,
 )
-from conformance.backend.strict import MAX_ENTRIES, plain
 from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
 from conformance.case.strict import Memory, parse_json
-from conformance.ggml.arithmetic import Arithmetic, Mixed, faults
+from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import (
     BackendCrashError,
     BackendError,
@@ -49,6 +47,8 @@ from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process import FOREVER, Deadline, Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.process.memory import default_limit
 from conformance.run.scheduler.backend import SchedBackend
+
+from . import replies
 
 EMULATED = 5.0
 """Factor of the time limit for an emulated device: its driver compiles a kernel for minutes."""
@@ -79,8 +79,6 @@ class Isolation:
 
 _PARSED = 1 << 28
 """Maximum bytes of memory to parse a reply header."""
-MOST = 1 << 20
-"""Maximum number of cases that a backend may request in one graph."""
 
 
 def runs_here(spec: Spec) -> bool:
@@ -135,7 +133,7 @@ class _Process:
             emulated=limits.emulated,
             **_start(isa, _environment(spec)),
         )
-        self.hello: _Reply = {}
+        self.hello: replies.Reply = {}
         self.is_fresh = True
         """True if the process has had no request since the backend was opened."""
         self.is_used = False
@@ -279,45 +277,26 @@ class IsolatedBackend(Backend):
         self._declared: tuple[Case, Arithmetic] | None = None
         process = self._alive()
         try:
-            self._adopt(process.hello)
+            said = self._said = replies.description(process.hello)
         except BackendError as e:
             self.renew()
             raise BackendError(f"{spec}: opening the backend: {e}", words=e.words or str(e)) from None
-
-    def _adopt(self, hello: _Reply) -> None:
-        """Set the properties that the adapter describes; BackendError if malformed."""
-        buffers = _field(hello, "buffer_types", _is_list, "a list")
-        stages = _field(hello, "stages", _texts, "a list of texts")
-        if "run" not in stages[-1:]:
-            raise BackendError(f"stages: names of stages, the last of them 'run', expected, {stages!r:.80} found")
-        batch = _field(hello, "batch", _count, "a whole number")
-        if not 1 <= batch <= MOST:
-            raise BackendError(f"batch: a whole number from 1 to {MOST} expected, {batch} found")
-        if not buffers:
-            raise BackendError("buffer_types: at least one expected (the default), none found")
-        self._info = _record(DeviceInfo, hello.get("info"), "info")
-        self._arithmetic = _arithmetic(hello.get("arithmetic"))
-        self._buffer_types = [_record(BufferType, b, f"buffer_types[{i}]") for i, b in enumerate(buffers)]
-        self.batch = batch  # type: ignore[misc]  # the adapter's, which lives in the other process
-        self.threads = _field(hello, "threads", lambda v: v is None or _count(v), "a whole number or nothing")
-        self.fragile = _field(hello, "fragile", lambda v: type(v) is bool, "true or false")
-        self._whole = _field(hello, "whole", lambda v: type(v) is bool, "true or false")
-        self._rounds_by_case = _field(hello, "by_case", lambda v: type(v) is bool, "true or false")
-        self.by_case = self._whole or self._rounds_by_case
-        self.stages = tuple(stages)  # type: ignore[misc]  # as above
-        self._options = frozenset(_field(hello, "options", _texts, "a list of texts"))
+        self.batch = said.batch  # type: ignore[misc]  # the adapter's, which lives in the other process
+        self.stages = said.stages  # type: ignore[misc]  # as above
+        self.threads, self.fragile = said.threads, said.fragile
+        self.by_case = said.whole or said.rounds_by_case
 
     def takes(self, option: str) -> bool:
         """Return True if the adapter's constructor has this option."""
-        return option in self._options
+        return option in self._said.options
 
     def info(self) -> DeviceInfo:
         """Return the description that the adapter gave when it was opened."""
-        return self._info
+        return self._said.info
 
     def arithmetic(self) -> Arithmetic:
         """Return the description that the adapter gave when it was opened."""
-        return self._arithmetic
+        return self._said.arithmetic
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
         """Return the adapter's `arithmetic_in` in one round trip, if it overrides that.
@@ -325,19 +304,19 @@ class IsolatedBackend(Backend):
         If its process dies, as it may when it runs the case, return the device's own arithmetic, so that the case can
         still shrink.
         """
-        if not self._rounds_by_case:
-            return self._arithmetic
+        if not self._said.rounds_by_case:
+            return self._said.arithmetic
         if self._declared is None or self._declared[0] is not case:
             try:
                 reply, _ = self._alive().ask(*_request("arithmetic_in", case), "answering arithmetic_in")
             except BackendCrashError:
-                return self._arithmetic
-            self._declared = case, unpack_arithmetic(reply, case)
+                return self._said.arithmetic
+            self._declared = case, replies.unpack_arithmetic(reply, case)
         return self._declared[1]
 
     def buffer_types(self) -> Sequence[BufferType]:
         """Return the description that the adapter gave when it was opened."""
-        return self._buffer_types
+        return self._said.buffer_types
 
     def supports_op(self, node: Tensor) -> Support:
         """Ask in one round trip; `supports` takes one for a whole graph."""
@@ -354,7 +333,7 @@ class IsolatedBackend(Backend):
     def _supports(self, graph: Graph, method: str, **place: int) -> list[Support]:
         header: dict[str, JSON] = {"do": "supports", "graph": codec.dump_graph(graph), **place}
         reply, _ = self._alive().ask(header, (), f"answering {method}")
-        return _supports(reply, len(graph))
+        return replies.supports(reply, len(graph))
 
     def renew(self) -> None:
         """End the process, its sessions and any damage; the next request starts a fresh one."""
@@ -364,10 +343,10 @@ class IsolatedBackend(Backend):
 
     def supports_case(self, case: Case) -> Support:
         """Ask in one round trip, if the adapter overrides it."""
-        if not self._whole:
+        if not self._said.whole:
             return super().supports_case(case)
         reply, _ = self._alive().ask(*_request("supports_case", case), "answering supports_case")
-        return _supports(reply, 1)[0]
+        return replies.supports(reply, 1)[0]
 
     def open(self, case: Case) -> Session:
         """Open `case` in the worker; graphs, bytes and inputs are sent once, expected values never."""
@@ -406,8 +385,8 @@ class IsolatedBackend(Backend):
     def risen(self) -> Rise:
         """Return the increase in bytes, without those of the case; once after each `watch`."""
         reply, _ = self._alive().ask({"do": "risen"}, (), "measuring its memory")
-        fits, wanted = (lambda v: v is None or _count(v)), "a whole number or nothing"
-        return Rise(_field(reply, "held", fits, wanted), _field(reply, "peak", fits, wanted))
+        fits, wanted = (lambda v: v is None or replies.is_count(v)), "a whole number or nothing"
+        return Rise(replies.entry(reply, "held", fits, wanted), replies.entry(reply, "peak", fits, wanted))
 
     def close(self) -> None:
         """End the process, or return it to its workers if it is unused."""
@@ -446,12 +425,12 @@ class _IsolatedSession(Session):
             self._steps.setdefault(step.graph, k)
         self._tensors: dict[int, dict[Tensor, int]] = {}
         reply, _ = self._ask(*_request("open", case, watch=watch), "opening")
-        self._seconds = _seconds(reply)
+        self._seconds = replies.seconds(reply)
 
         def indices(v: JSON) -> bool:
-            return type(v) is list and all(_count(i) and i < len(self._persistent) for i in v)
+            return type(v) is list and all(replies.is_count(i) and i < len(self._persistent) for i in v)
 
-        opaque = _field(reply, "opaque", indices, f"a list of indices below {len(self._persistent)}")
+        opaque = replies.entry(reply, "opaque", indices, f"a list of indices below {len(self._persistent)}")
         self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
 
     def clock(self) -> float:
@@ -500,7 +479,7 @@ class _IsolatedSession(Session):
         }
         sizes = [packed_nbytes(t) for t in outputs]
         reply, blobs = self._ask(header, [inputs[t] for t in fresh], f"computing steps[{k}] of", sizes)
-        self._seconds = _seconds(reply)
+        self._seconds = replies.seconds(reply)
         return dict(zip(outputs, blobs, strict=True))
 
     def compute_rebuilt(self, step: Step) -> Mapping[Tensor, Bytes]:
@@ -509,7 +488,7 @@ class _IsolatedSession(Session):
 
     def witness(self) -> Witness:
         reply, _ = self._ask({"do": "witness"}, (), "reading the witness of")
-        return _record(Witness, reply.get("witness"), "witness")
+        return replies.record(Witness, reply.get("witness"), "witness")
 
     def close(self) -> None:
         """Close the worker's session, if the worker is alive."""
@@ -532,106 +511,3 @@ class _IsolatedSession(Session):
     ) -> tuple[dict[str, JSON], list[Bytes]]:
         header["session"] = self._number
         return self._process.ask(header, blobs, f"{doing} {self._case.id}", sizes)
-
-
-# -- checks of replies, whose writer may be anyone: a missing field, or one of another type, is a `BackendError` -------
-
-_R = TypeVar("_R", DeviceInfo, Arithmetic, BufferType, Witness)
-_Reply = Mapping[str, JSON]
-
-
-def _supports(reply: _Reply, wanted: int) -> list[Support]:
-    found = _field(reply, "supports", lambda v: type(v) is list, "a list")
-    if len(found) != wanted or not all(v is None or type(v) is str for v in found):
-        raise BackendError(f"supports: yes or a reason for each of {wanted}nodes expected, other values found")
-    return [Support(True) if v is None else Support(False, plain(v, "supports")) for v in found]
-
-
-def unpack_arithmetic(reply: Mapping[str, JSON], case: Case) -> Arithmetic:
-    """Decode the reply of a worker's `do_arithmetic_in`; BackendError if malformed."""
-    kinds = [_arithmetic(a) for a in _field(reply, "arithmetics", _is_list, "a list")]
-    name = _field(reply, "mixed", lambda v: v is None or _text(v), "a text or nothing")
-    if name is None and len(kinds) == 1:
-        return kinds[0]
-    found = _field(reply, "nodes", _is_list, "a list")
-    graphs = [s.graph for s in case.steps]
-    fits = len(found) == len(graphs) and all(
-        _is_list(own) and len(own) == len(g) and all(_count(i) and i < len(kinds) for i in own)
-        for own, g in zip(found, graphs, strict=True)
-    )
-    if name is None or not fits:
-        raise BackendError(f"nodes: one of {len(kinds)} arithmetics expected for each node, other values found")
-    nodes = {n: kinds[i] for own, g in zip(found, graphs, strict=True) for n, i in zip(g, own, strict=True)}
-    return Mixed(name, nodes=nodes)
-
-
-def _arithmetic(value: JSON) -> Arithmetic:
-    """Decode a declared arithmetic; BackendError if beyond upstream's limits."""
-    found = _record(Arithmetic, value, "arithmetic")
-    for fault in faults(found):
-        raise BackendError(f"arithmetic: {fault}")
-    return found
-
-
-def _seconds(reply: _Reply) -> float:
-    return float(_field(reply, "seconds", _finite, "a finite number"))
-
-
-def _field(reply: _Reply, name: str, fits: Callable[[JSON], bool], wanted: str) -> JSON:
-    value = reply.get(name)
-    if not fits(value):
-        raise BackendError(f"{name}: {wanted} expected, {value!r:.80} found")
-    return value
-
-
-def _record(kind: type[_R], value: JSON, where: str) -> _R:
-    if not isinstance(value, dict) or value.keys() != {f.name for f in fields(kind)}:
-        raise BackendError(f"{where}: the fields of {kind.__name__} expected, {value!r:.80} found")
-    for f in fields(kind):
-        wanted, fits = _TYPES[str(f.type)]
-        if not fits(value[f.name]):
-            raise BackendError(f"{where}.{f.name}: {wanted} expected, {value[f.name]!r:.80} found")
-    return kind(**plain(value, where))
-
-
-def _text(v: JSON) -> bool:
-    return type(v) is str
-
-
-def _count(v: JSON) -> bool:
-    return type(v) is int and 0 <= v < 1 << 63
-
-
-def _whole(v: JSON) -> bool:
-    return type(v) is int and abs(v) < 1 << 63
-
-
-def _finite(v: JSON) -> bool:
-    return type(v) in (int, float) and math.isfinite(v)
-
-
-def _is_list(v: JSON) -> bool:
-    return type(v) is list and len(v) <= MAX_ENTRIES
-
-
-def _texts(v: JSON) -> bool:
-    return _is_list(v) and all(type(e) is str for e in v)
-
-
-def _of(fits: Callable[[JSON], bool]) -> Callable[[JSON], bool]:
-    return lambda v: type(v) is dict and len(v) <= MAX_ENTRIES and all(map(fits, v.values()))
-
-
-_TYPES: dict[str, tuple[str, Callable[[JSON], bool]]] = {
-    "str": ("a text", _text),
-    "bool": ("true or false", lambda v: type(v) is bool),
-    "int": ("a whole number", _whole),
-    "int | None": ("a whole number or nothing", lambda v: v is None or _whole(v)),
-    "list[str]": ("a list of texts", _texts),
-    "dict[str, int]": ("whole numbers by name", _of(_whole)),
-    "dict[str, float]": ("numbers by name", _of(_finite)),
-    "Mapping[str, str]": ("texts by name", _of(_text)),
-    "Mapping[str, int]": ("whole numbers by name", _of(_whole)),
-    "Mapping[str, float]": ("numbers by name", _of(_finite)),
-}
-"""Annotation of a record's field -> its description in messages, and the check of a value."""

@@ -89,7 +89,7 @@ class UnassignedError(Exception):
 class Home:
     """Tensors allocated in a device's buffer before the graph runs."""
 
-    of: Mapping[Tensor, int]
+    device_of: Mapping[Tensor, int]
     """Persistent tensor -> device."""
     weights: frozenset[Tensor]
     """Tensors whose buffer has usage WEIGHTS."""
@@ -153,7 +153,7 @@ class _Passes:
             self.device[t] = self._by_buffers_and_weights(t)
 
     def _by_buffers_and_weights(self, t: Tensor) -> int:
-        if t.root in self._home.of:
+        if t.root in self._home.device_of:
             b = self._of_buffer(t.root, t)
             if b == NOBODY:
                 raise UnassignedError(t, "its buffer's device does not support it")
@@ -168,7 +168,7 @@ class _Passes:
 
     def _of_buffer(self, root: Tensor, t: Tensor) -> int:
         """Return the first device that reads the buffer of `root` and supports `t`."""
-        a = self._home.of[root]
+        a = self._home.device_of[root]
         return next((b for b in range(self._n) if self._memory.reads[b][a] and self._takes(b, t)), NOBODY)
 
     def expand(self, nodes: Iterable[Tensor], skip: int) -> None:
@@ -208,7 +208,7 @@ class _Passes:
 
     def _readable(self, t: Tensor, b: int) -> bool:
         """Return the result of `ggml_backend_sched_buffer_supported`."""
-        a = self._home.of.get(t.root, self.device[t])
+        a = self._home.device_of.get(t.root, self.device[t])
         if a == NOBODY and t.view_src is not None:
             a = self.device[t.view_src]
         return a != NOBODY and self._memory.reads[b][a]
@@ -270,10 +270,10 @@ def place(case: Case, n: int, supports: Supports) -> Home:
     def first(nodes: Sequence[Tensor]) -> int | None:
         return next((b for b in range(n) if all(supports(b, node) for node in nodes)), None)
 
-    of: dict[Tensor, int] = {}
+    device_of: dict[Tensor, int] = {}
     for t, nodes in uses.items():
         b = first(nodes)
         if b is None and t in caches:
             b = first([node for node in nodes if writes_in_place(node) and node.root is t])
-        of[t] = n - 1 if b is None else b
-    return Home(of, frozenset(t for t in uses if t not in caches))
+        device_of[t] = n - 1 if b is None else b
+    return Home(device_of, frozenset(t for t in uses if t not in caches))

@@ -157,7 +157,7 @@ class _SchedSession(Watched):
         if tensor in self._unused:
             self._unused[tensor] = data.copy()
             return
-        for b in self._of(tensor):
+        for b in self._holders_of(tensor):
             self._sessions[b].write(tensor, data)
         self._fresh[tensor] = set(self._holders[tensor])
 
@@ -165,7 +165,7 @@ class _SchedSession(Watched):
         """Return a persistent tensor from a device with a valid copy; GraphError if unknown."""
         if tensor in self._unused:
             return self._unused[tensor].copy()
-        self._of(tensor)
+        self._holders_of(tensor)
         return self._sessions[min(self._fresh[tensor])].read(tensor)
 
     def opaque(self) -> frozenset[Tensor]:
@@ -257,7 +257,7 @@ class _SchedSession(Watched):
     def close(self) -> None:
         self._stack.close()
 
-    def _of(self, tensor: Tensor) -> list[int]:
+    def _holders_of(self, tensor: Tensor) -> list[int]:
         try:
             return self._holders[tensor]
         except KeyError:

@@ -214,9 +214,9 @@ class _Search:
 
     def _takes(self, candidate: Case, result: Result) -> bool:
         """Return True if `candidate` fails like the case; then it becomes the smallest case."""
-        alike = self._signature.covers(signature_of(result))
-        unlike = alike and self._is_unlike(candidate)
-        if not alike or (self._unlike and not unlike) or not self._accept(candidate, result):
+        same = self._signature.covers(signature_of(result))
+        unlike = same and self._is_unlike(candidate)
+        if not same or (self._unlike and not unlike) or not self._accept(candidate, result):
             return False
         self.case, self.result, self._unlike = candidate, result, unlike
         return True

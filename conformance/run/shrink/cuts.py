@@ -56,8 +56,10 @@ def is_legal(case: Case) -> bool:
     return True
 
 
-def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]], *, apart: Collection[str] = ()) -> Case:
-    """Return the case with only the nodes `kept` of each step; ops `apart` get their own memory.
+def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]], *, own_memory: Collection[str] = ()) -> Case:
+    """Return the case with only the nodes `kept` of each step.
+
+    Ops in `own_memory` get a result of their own instead of writing in place.
 
     A removed node that is read becomes a contiguous leaf with its recorded value, or is replaced by its source if it
     wrote in place or is a view of the whole source. Steps that compute nothing are dropped. Caches start with their
@@ -70,7 +72,7 @@ def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]], *, apart: C
         raise GraphError("nothing is left that computes")
     held = recorded.start(stay[0])
     persistent: dict[Tensor, Tensor] = {}
-    steps = [_Cutting(recorded, k, frozenset(kept[k]), persistent, apart).step() for k in stay]
+    steps = [_Cutting(recorded, k, frozenset(kept[k]), persistent, own_memory).step() for k in stay]
     bytes_of = {persistent[t]: held[t] for t in case.persistent if t in persistent}
     placement = {persistent[t]: p for t, p in case.placement.items() if t in persistent}
     return renamed(replace(case, persistent=bytes_of, steps=steps, placement=placement))
@@ -89,9 +91,9 @@ class _Cutting:
         k: int,
         kept: frozenset[Tensor],
         persistent: dict[Tensor, Tensor],
-        apart: Collection[str],
+        own_memory: Collection[str],
     ) -> None:
-        self._apart = apart
+        self._own_memory = own_memory
         self._old = recorded.case.steps[k]
         self._values = recorded.steps[k].outputs if recorded.steps else {}
         self._weights = recorded.case.persistent
@@ -110,7 +112,7 @@ class _Cutting:
 
     def _node(self, t: Tensor) -> Tensor:
         copy = over(t, self._source)
-        if t.op in self._apart:
+        if t.op in self._own_memory:
             copy = like(t, copy.src, None)
             if "inplace" in FIELDS[t.op]:
                 set_param(copy, "inplace", 0)

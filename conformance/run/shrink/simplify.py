@@ -153,7 +153,7 @@ def may_be_simpler(node: Tensor, i: int) -> bool:
     assert t is not None
     simpler = [I32] if t.type is I64 else [s for s in SIMPLER if rank(s) < rank(t.type)]
     return any(
-        _takes(node, alike, s) for alike in ([t], [s for s in node.src if s and s.type is t.type]) for s in simpler
+        _takes(node, sources, s) for sources in ([t], [s for s in node.src if s and s.type is t.type]) for s in simpler
     )
 
 

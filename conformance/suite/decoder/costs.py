@@ -204,8 +204,8 @@ def _is_plain(attention: Tensor) -> bool:
     """Return True for a mask, K and V of one head size, and no sinks, ALiBi slopes or softcap."""
     _, k, v, mask, sinks = (*attention.src, None, None)[:5]
     p = attention.params
-    alike = k is not None and v is not None and k.ne[0] == v.ne[0]
-    return alike and mask is not None and sinks is None and not p.max_bias and not p.logit_softcap
+    same_heads = k is not None and v is not None and k.ne[0] == v.ne[0]
+    return same_heads and mask is not None and sinks is None and not p.max_bias and not p.logit_softcap
 
 
 def _written(node: Tensor) -> int:

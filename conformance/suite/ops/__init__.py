@@ -70,11 +70,18 @@ def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
 
     A number counts as its key alone; a shape also counts long rows and several matrices, with views and without; a
     layout counts each of its parts; a permute only counts if rows remain rows.
+
+        GET_ROWS-f32+i32-a=33x7x2,n=12,va=p1023
+        op         (GET_ROWS)
+        types      (GET_ROWS 0 f32) (GET_ROWS 1 i32)
+        a=33x7x2   (GET_ROWS a "") (GET_ROWS a several True)     True: the case has a view
+        n=12       (GET_ROWS n "")
+        va=p1023   (GET_ROWS va p)                               p0...: rows remain rows
     """
     yield (op_id.op,)
-    alike, group, keys = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0], KNOWN[op_id.op].keys
+    example, group, keys = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0], KNOWN[op_id.op].keys
     for i, type_ in enumerate(op_id.types):
-        yield alike, str(i), type_.name
+        yield example, str(i), type_.name
     for key, value in op_id.given.items():
         for part in value.split("."):
             yield group, key, "" if part[0].isdigit() or part[0] == "-" else re.sub(r"^p(0?)\d+$", r"p\1", part)
@@ -92,7 +99,8 @@ def _rank(case_id: str) -> tuple[bool, bool]:
 def _cross_section(case_ids: Sequence[str], chosen: Iterable[str]) -> tuple[str, ...]:
     """Return a small set of cases that has, together with those `chosen`, every trait.
 
-    Takes, by rank and size, each case with a new trait; then drops every case whose traits the others have too.
+    A greedy set cover: it takes, by rank and size, each case with a new trait. A later case may have all traits of an
+    earlier one, so a second pass drops every case whose traits the others have too.
     """
     selection: dict[str, set[tuple[str, ...]]] = {}
     counts = Counter(trait for case_id in chosen for trait in set(_traits(_read(case_id))))

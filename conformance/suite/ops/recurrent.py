@@ -20,8 +20,8 @@ def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor
     """
     b, n = bench.b, math.prod(ne)
     nb1, nb2, nb3 = (4 * math.prod(ne[:i]) for i in (1, 2, 3))
-    apart = b.cont(b.view_4d(out, *ne, nb1, nb2, nb3, 0)), b.cont(b.view_1d(out, n_states, 4 * n))
-    return (out, *apart) if n + n_states == nelements(out) else apart
+    parts = b.cont(b.view_4d(out, *ne, nb1, nb2, nb3, 0)), b.cont(b.view_1d(out, n_states, 4 * n))
+    return (out, *parts) if n + n_states == nelements(out) else parts
 
 
 @cases(

@@ -174,7 +174,7 @@ def _check(case: Case, relation: Relation) -> None:
     for a, b in relation.whole:
         left, right = case_of(case, relation, a), case_of(case, relation, b)
         if [len(s.outputs) for s in left.steps] != [len(s.outputs) for s in right.steps]:
-            raise ValueError(f"runs {a} and {b} have different steps and cannot be compared as wholes")
+            raise ValueError(f"runs {a} and {b} have other steps or outputs than each other: no comparison is possible")
     for p in (p for link in relation.links for p in (*link.left, *link.right)):
         run = relation.runs[p.run]
         t = p.tensor(case, relation)

@@ -81,7 +81,7 @@ class RealScheduler:
         stores = []
         for b in range(n):
             for weights in (True, False):
-                held = [t for t in tensors if home.of.get(t) == b and (t in home.weights) is weights]
+                held = [t for t in tensors if home.device_of.get(t) == b and (t in home.weights) is weights]
                 if held:
                     stores.append(Store(self.library, held, self._bufts[b], USAGE_WEIGHTS if weights else 0))
         at = {t: p for s in stores for t, p in s.at.items()}
@@ -96,7 +96,7 @@ class RealScheduler:
         for node in graph:
             g.build_forward_expand(cgraph, at[node])
         for t in tensors:
-            if t not in home.of:
+            if t not in home.device_of:
                 self.library.struct(at[t]).flags = t.flags
         sched = g.backend_sched_new((_P * n)(*self._backends), (_P * n)(*self._bufts), n, size, False, False)
         try:

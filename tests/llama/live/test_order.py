@@ -19,8 +19,9 @@ from conformance.ggml.lib.tables import INTERFACES, Callbacks, interface
 from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live import order
 from conformance.llama.live.lazy import programs
-from conformance.llama.live.lazy.device import ASKS, SORTS, Fail, Machine, Setting
+from conformance.llama.live.lazy.device import Machine
 from conformance.llama.live.lazy.programs import STEPS, Step, Streams
+from conformance.llama.live.lazy.run import ASKS, SORTS, Fail, Setting
 from conformance.llama.live.lazy.timeline import Moment
 from conformance.llama.live.lazy.worker import play
 from conformance.llama.live.llama import Process
@@ -122,7 +123,7 @@ def test_a_graph_of_a_known_uid_runs_again(machine: Machine, monkeypatch: pytest
     result, said = played(machine, case_id)
     assert result.verdict is Verdict.PASS, result.detail
     assert said["calls"]["graph_reused"] > 0
-    monkeypatch.setattr(machine, "_uid", lambda _: 1)
+    monkeypatch.setattr(machine.graphs, "_uid", lambda _: 1)
     result, said = played(machine, "order/sched-n=4x4,uid=1@1")
     assert result.verdict is Verdict.FAIL
     assert said["wrong"]
@@ -134,29 +135,29 @@ def test_nodes_may_run_in_another_order(machine: Machine, optimize: int, monkeyp
     """In all legal ones; if nothing is asked to stay allocated, or uses are ignored, values are wrong."""
     case_id = f"order/sched-side=1,again=1,optimize={optimize},lazy=any@"
     orders = set()
-    sort = machine._sort
+    sort = machine.graphs._sort
 
     def seen(nodes: Sequence[int]) -> list[int]:
         found = sort(nodes)
         orders.add(tuple(map(nodes.index, found)))
         return found
 
-    monkeypatch.setattr(machine, "_sort", seen)
+    monkeypatch.setattr(machine.graphs, "_sort", seen)
     for seed in range(3):
         result, _ = played(machine, f"{case_id}{seed}")
         assert result.verdict is Verdict.PASS, result.detail
     assert len(orders) > 5
     if optimize == ASKS:
-        monkeypatch.setattr(machine, "_keep", lambda *_: None)
+        monkeypatch.setattr(machine.graphs, "_keep", lambda *_: None)
     else:
-        monkeypatch.setattr(machine, "_uses", lambda node: (set(), {node}))
+        monkeypatch.setattr(machine.graphs, "_uses", lambda node: (set(), {node}))
     assert any(played(machine, f"{case_id}{seed}")[0].verdict is Verdict.FAIL for seed in range(3))
 
 
 @needs_wheel
 def test_allocation_dependencies_need_a_ggml_that_knows_them(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older one passes no structure that could be called."""
-    monkeypatch.setattr(machine, "_has_deps", False)
+    monkeypatch.setattr(machine.graphs, "_asks", False)
     with pytest.raises(UnavailableError, match="its graph_optimize takes no allocation dependencies"):
         played(machine, f"order/sched-optimize={ASKS}@1")
 

@@ -17,7 +17,8 @@ from conformance.backend.registry import Spec
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
-from conformance.llama.live.lazy.device import Machine, Setting
+from conformance.llama.live.lazy.device import Machine
+from conformance.llama.live.lazy.run import Setting
 from conformance.run.scheduler.backend import SchedBackend, _SchedSession
 from conformance.suite import decoder
 
@@ -102,7 +103,7 @@ def found(machine: Machine, setup: str, expected: Sequence[Bytes]) -> tuple[list
 def test_a_trajectory_is_right(machine: Machine, setup: str, expected: Sequence[Bytes]) -> None:
     """To the bit, without a race, and nothing stays allocated."""
     assert found(machine, setup, expected) == ([], [])
-    assert machine.calls["graph_compute"]
+    assert machine.run.calls["graph_compute"]
     assert machine.alive == 0
 
 
@@ -139,7 +140,7 @@ def _new_input(session: GgmlSession, plan: Plan) -> None:
 
 
 def _clear_cache(session: GgmlSession, _: Plan) -> None:
-    session._ggml.backend_buffer_clear(session._stores[-1].buffer, 0)
+    session._ggml.backend_buffer_clear(session._persistent.stores[-1].buffer, 0)
 
 
 def _free_graph(session: GgmlSession, plan: Plan) -> None:

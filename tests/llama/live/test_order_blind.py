@@ -11,7 +11,7 @@ import pytest
 from marks import needs_wheel
 
 from conformance.ggml.lib.library import Library
-from conformance.llama.live.lazy.device import Machine, Setting
+from conformance.llama.live.lazy.device import Machine
 from conformance.llama.live.lazy.programs import (
     CELLS,
     F32,
@@ -24,6 +24,7 @@ from conformance.llama.live.lazy.programs import (
     Streams,
     address,
 )
+from conformance.llama.live.lazy.run import Setting
 from conformance.llama.live.lazy.timeline import Moment
 from conformance.llama.live.lazy.worker import play
 

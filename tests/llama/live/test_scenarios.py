@@ -63,8 +63,8 @@ def test_a_sampler_may_be_left_to_the_host(monkeypatch: pytest.MonkeyPatch, tmp_
     assert said in str(reply["unsupported"])
 
 
-def _pair(actual: list[float], expected: list[float], *, exact: bool = False, apart: bool = False) -> Comparison:
-    return Comparison("x", np.array([actual], np.float32), np.array([expected], np.float32), exact, apart)
+def _pair(actual: list[float], expected: list[float], *, exact: bool = False, differs: bool = False) -> Comparison:
+    return Comparison("x", np.array([actual], np.float32), np.array([expected], np.float32), exact, differs)
 
 
 def test_what_pairs_say() -> None:
@@ -77,7 +77,7 @@ def test_what_pairs_say() -> None:
     assert judge_all(PAIR, "x", [_pair([1.0], [1.01])], on_cpu=False).verdict is Verdict.PASS
     assert judge_all(PAIR, "x", [_pair([1.0], [1.01])], on_cpu=True).verdict is Verdict.FAIL
     assert (
-        judge_all(PAIR, "x", [_pair([1.0], [1.0]), _pair([1.0], [1.0], apart=True)], on_cpu=True).verdict
+        judge_all(PAIR, "x", [_pair([1.0], [1.0]), _pair([1.0], [1.0], differs=True)], on_cpu=True).verdict
         is Verdict.VACUOUS
     )
     assert judge_all(PAIR, "x", [_pair([0.0], [0.0])], on_cpu=True).verdict is Verdict.VACUOUS
@@ -120,10 +120,10 @@ def test_a_pair_is_wider_by_what_it_is_worth() -> None:
     off = right.copy()
     off[0, 0] += np.float32(0.2)  # NMSE 4e-5
     assert judge_all(PAIR, "x", [Comparison("shift", off, right)], on_cpu=True).verdict is Verdict.FAIL
-    assert judge_all(PAIR, "x", [Comparison("shift", off, right, worth=1e-4)], on_cpu=True).verdict is Verdict.PASS
-    assert judge_all(PAIR, "x", [Comparison("shift", off, right, worth=1e-5)], on_cpu=True).verdict is Verdict.FAIL
+    assert judge_all(PAIR, "x", [Comparison("shift", off, right, allowance=1e-4)], on_cpu=True).verdict is Verdict.PASS
+    assert judge_all(PAIR, "x", [Comparison("shift", off, right, allowance=1e-5)], on_cpu=True).verdict is Verdict.FAIL
     assert (
-        judge_all(PAIR, "x", [Comparison("shift", off, right, exact=True, worth=1e-4)], on_cpu=True).verdict
+        judge_all(PAIR, "x", [Comparison("shift", off, right, exact=True, allowance=1e-4)], on_cpu=True).verdict
         is Verdict.FAIL
     )
 

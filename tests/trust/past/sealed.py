@@ -115,7 +115,7 @@ _VALUES: Mapping[str, frozenset[str]] = {
     of.LAYOUT: frozenset({"contiguous", "reshaped", "transposed", "permuted", of.STRIDED, "gaps in rows"}),
 }
 """Property -> its values, if only some are possible."""
-_OTHERS = frozenset({of.IN_PLACE, of.OUTPUT, of.STEP, of.BESIDE, "threads", "buffer", "device", "variant", "mode"})
+_OTHERS = frozenset({of.IN_PLACE, of.OUTPUT, of.STEP, of.OTHER_NODE, "threads", "buffer", "device", "variant", "mode"})
 _CONDITION = re.compile(r"(.*?)(?: (=|!=|>) (\S.*))?", re.DOTALL)
 
 

@@ -68,8 +68,8 @@ class Caller:
             function.restype, function.argtypes = result, arguments
             self.ops[name] = function
 
-    def beside(self, seed: int) -> Caller:
-        """Return a caller with backends of its own on the same devices, freed with this one."""
+    def another(self, seed: int) -> Caller:
+        """Return another caller with new backends on the same devices, freed with this one's."""
         devices = [self.call("backend_get_device")(b) for b in self.backends]
         threads = [None] * (len(devices) - 1) + [1]
         backends = [self.library.start(d, n) for d, n in zip(devices, threads, strict=True)]
@@ -193,7 +193,7 @@ def sched(caller: Caller, params: Mapping[str, Any]) -> Iterator[F32]:
     def decode(own: Caller) -> list[F32]:
         return list(_decode(Decoder(own, side=params["side"], weights=first.weights), params))
 
-    callers = [caller.beside(caller.seed + 1 + i) for i in range(params["threads"])]
+    callers = [caller.another(caller.seed + 1 + i) for i in range(params["threads"])]
     for outputs in caller.together([partial(decode, own) for own in callers]):
         yield from outputs
 

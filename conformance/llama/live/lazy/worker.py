@@ -28,8 +28,9 @@ from conformance.llama.zoo.load import SPLIT_LAYER, SPLIT_TENSOR, LacksError, Re
 from conformance.process.service import Frame, Service, failure
 
 from . import programs
-from .device import DROP, NAMES, Fail, Machine, Setting
+from .device import NAMES, Machine
 from .programs import F32, PROGRAMS, RPC, Caller, ReportedError, in_turn
+from .run import DROP, Fail, Setting
 
 COUNTED = (
     "graph_compute", "graph_plan_compute", "cpy_tensor_async", "set_tensor_async", "get_tensor_async", "event_wait",
@@ -52,7 +53,7 @@ def play(
         if not setting.fail.what:
             raise
         actual, reported = [], str(e)
-    races, calls, failures = machine.check(), dict(machine.calls), machine.failures
+    races, calls, failures = machine.check(), dict(machine.run.calls), machine.run.failures
     if machine.alive:
         return {"failed": f"{machine.alive} backends, buffers and events of the device were not freed"}
     if reported:
@@ -80,7 +81,7 @@ def run(
     machine.begin(setting)
     if program == RPC and devices:
         return _over_rpc(machine, params, setting)
-    together = machine.timeline.together
+    together = machine.run.timeline.together
     if program not in PROGRAMS:
         if params["tensor"] and machine.g.backend_meta_device is None:
             raise UnavailableError("this ggml exports no ggml_backend_meta_device")
@@ -121,8 +122,8 @@ def _over_rpc(machine: Machine, params: Mapping[str, Any], setting: Setting) -> 
         device = machine.g.backend_reg_dev_get(connect(machine.library, proxy.endpoint), 0)
         return _call(machine.library, RPC, params, [device], setting.seed)
     finally:
-        machine.calls["rpc_bytes"] += proxy.sent
-        machine.failures += proxy.broke
+        machine.run.calls["rpc_bytes"] += proxy.sent
+        machine.run.failures += proxy.broke
         proxy.close()
 
 

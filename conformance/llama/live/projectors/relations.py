@@ -29,10 +29,10 @@ def _same(what: str, found: list[F32], expected: list[F32], *, exact: bool = Fal
         yield Comparison(f"{what}, chunk {i} of {len(found)}", rows, others, exact=exact)
 
 
-def _apart(what: str, rows: F32, others: F32) -> Iterator[Comparison]:
+def _differ(what: str, rows: F32, others: F32) -> Iterator[Comparison]:
     """Yield two results that must differ, if their shapes are equal."""
     if rows.shape == others.shape:
-        yield Comparison(what, rows, others, apart=True)
+        yield Comparison(what, rows, others, differs=True)
 
 
 def twice(e: Encoder) -> Iterator[Comparison]:
@@ -43,7 +43,7 @@ def twice(e: Encoder) -> Iterator[Comparison]:
     between = e.encode(context, other[0])
     yield from _same("again", [e.encode(context, c) for c in chunks], first, exact=True)
     yield from _same("in a new context", e.look(e.context(), e.medium("odd")), first, exact=True)
-    yield from _apart("another medium", between, first[0])
+    yield from _differ("another medium", between, first[0])
 
 
 def in_turn(e: Encoder) -> Iterator[Comparison]:
@@ -59,7 +59,7 @@ def prompt(e: Encoder) -> Iterator[Comparison]:
     media = e.medium("odd"), e.medium("whole")
     alone = [e.look(e.context(), medium) for medium in media]
     yield from _same("both", e.look(e.context(), *media), alone[0] + alone[1], exact=True)
-    yield from _apart("the two", alone[0][0], alone[1][0])
+    yield from _differ("the two", alone[0][0], alone[1][0])
 
 
 def reversed_(e: Encoder) -> Iterator[Comparison]:
@@ -72,7 +72,7 @@ def reversed_(e: Encoder) -> Iterator[Comparison]:
     back = [e.encode(context, c) for c in reversed(chunks)][::-1]
     yield from _same("the last first", back, forth, exact=True)
     for before, after in pairwise(forth):
-        yield from _apart("two chunks", before, after)
+        yield from _differ("two chunks", before, after)
 
 
 def batch(e: Encoder) -> Iterator[Comparison]:
@@ -81,7 +81,7 @@ def batch(e: Encoder) -> Iterator[Comparison]:
     chunks = [e.chunks(context, e.medium("odd", version))[0] for version in "abc"]
     alone = [e.encode(context, c) for c in chunks]
     yield from _same("in a batch", e.batch(context, chunks), alone)
-    yield from _apart("two of them", alone[0], alone[1])
+    yield from _differ("two of them", alone[0], alone[1])
 
 
 def tiles(e: Encoder) -> Iterator[Comparison]:
@@ -106,7 +106,7 @@ def frames(e: Encoder) -> Iterator[Comparison]:
     alone = e.look(context, image)
     yield from _same("two equal frames", [e.encode(context, merged[0])], alone)
     film = e.chunks(context, image, other, between="")
-    yield Comparison("another second frame", e.encode(context, film[0]), alone[0], apart=True)
+    yield Comparison("another second frame", e.encode(context, film[0]), alone[0], differs=True)
 
 
 def without_flash(e: Encoder) -> Iterator[Comparison]:

@@ -32,7 +32,7 @@ def removed(harness: Harness) -> Iterator[Comparison]:
     a = Adapter(lora.load(harness, "a", lora.factors(harness, "a")))
     context, plain = harness.context(), _read(harness.context())
     lora.put(context, [a])
-    yield Comparison("with the adapter", _read(context), plain, apart=True)
+    yield Comparison("with the adapter", _read(context), plain, differs=True)
     lora.put(context, [])
     yield Comparison("without it again", _read(context), plain)
 
@@ -44,7 +44,7 @@ def scaled(harness: Harness) -> Iterator[Comparison]:
     half = lora.load(harness, "half", {w: (f[0], f[1] / np.float32(2)) for w, f in of.items()})
     expected = _with(harness, [Adapter(half)])
     yield Comparison("half of it", _with(harness, [Adapter(a, 0.5)]), expected)
-    yield Comparison("half of it and all of it", _with(harness, [Adapter(a)]), expected, apart=True)
+    yield Comparison("half of it and all of it", _with(harness, [Adapter(a)]), expected, differs=True)
     yield Comparison("none of it", _with(harness, [Adapter(a, 0.0)]), _read(harness.context()))
 
 
@@ -57,7 +57,7 @@ def both(harness: Harness) -> Iterator[Comparison]:
     a, b, ab = (lora.load(harness, name, f) for name, f in (("a", one), ("b", other), ("ab", of)))
     expected = _with(harness, [Adapter(ab)])
     yield Comparison("both", _with(harness, [Adapter(a), Adapter(b, 2.0)]), expected)
-    yield Comparison("both and one", _with(harness, [Adapter(a)]), expected, apart=True)
+    yield Comparison("both and one", _with(harness, [Adapter(a)]), expected, differs=True)
 
 
 def many(harness: Harness, n: int) -> Iterator[Comparison]:
@@ -78,7 +78,7 @@ def changed(harness: Harness) -> Iterator[Comparison]:
         lora.put(context, adapters)
         expected = _with(harness, adapters)
         if before is not None:
-            yield Comparison(f"settings {i - 1} and {i}", before, expected, apart=True)
+            yield Comparison(f"settings {i - 1} and {i}", before, expected, differs=True)
         yield Comparison(f"setting {i}", _read(context), expected)
         before = expected
 
@@ -87,7 +87,7 @@ def steered(harness: Harness) -> Iterator[Comparison]:
     """Set and remove a control vector."""
     context, plain = harness.context(), _read(harness.context())
     lora.steer(context, lora.control(harness, "a"))
-    yield Comparison("with the vector", _read(context), plain, apart=True)
+    yield Comparison("with the vector", _read(context), plain, differs=True)
     lora.steer(context, None)
     yield Comparison("without it again", _read(context), plain)
 
@@ -102,6 +102,6 @@ def resteered(harness: Harness) -> Iterator[Comparison]:
             lora.steer(each, vector)
         expected = _read(new)
         if before is not None:
-            yield Comparison(f"settings {i - 1} and {i}", before, expected, apart=True)
+            yield Comparison(f"settings {i - 1} and {i}", before, expected, differs=True)
         yield Comparison(f"setting {i}", _read(context), expected)
         before = expected

@@ -19,14 +19,14 @@ from .states import load_seq, save_seq
 def two(harness: Harness) -> Iterator[Comparison]:
     """Decode alternately in two contexts on one model."""
     a, b = harness.context(), harness.context()
-    calm = [harness.context(), harness.context()]
+    control = [harness.context(), harness.context()]
     fed: list[list[np.ndarray]] = [[], []]
     tokens = [harness.tokens(3 * PROMPT, name) for name in ("a", "b")]
     for i in range(3):
         piece = slice(i * PROMPT, (i + 1) * PROMPT)
         for rows, context, text in zip(fed, (a, b), tokens, strict=True):
             rows.append(context.feed((0, text[piece])))
-    for k, context in enumerate(calm):
+    for k, context in enumerate(control):
         expected = [context.feed((0, tokens[k][i * PROMPT : (i + 1) * PROMPT])) for i in range(3)]
         yield Comparison(f"context {k}", joined(*fed[k]), joined(*expected), exact=True)
 
@@ -42,16 +42,16 @@ def in_threads(harness: Harness) -> Iterator[Comparison]:
     found = harness.together([partial(run, k, harness.context()) for k in range(2)])
     for k in range(2):
         yield Comparison(f"context {k}", found[k], run(k, harness.context()), exact=True)
-    yield Comparison("the contexts", found[1][-1:], found[0][-1:], apart=True)
+    yield Comparison("the contexts", found[1][-1:], found[0][-1:], differs=True)
 
 
 def loads(harness: Harness) -> Iterator[Comparison]:
     """Load the model again, three times; free it right after a batch was decoded."""
     text = harness.tokens(2 * PROMPT)
-    calm = harness.context()
-    expected = joined(calm.feed((0, text)), calm.steps())
+    control = harness.context()
+    expected = joined(control.feed((0, text)), control.steps())
     for i in range(3):
-        other = harness.beside()
+        other = harness.another()
         with other.clean():
             context = other.context()
             rows = joined(context.feed((0, text)), context.steps())
@@ -61,17 +61,17 @@ def loads(harness: Harness) -> Iterator[Comparison]:
 
 def in_flight(harness: Harness) -> Iterator[Comparison]:
     """Save, remove and load a sequence without waiting for the batches before."""
-    context, calm = harness.context(2), harness.context(2)
+    context, control = harness.context(2), harness.context(2)
     texts = [harness.tokens(PROMPT, name) for name in ("a", "b")]
     for seq in range(2):
-        calm.feed((seq, texts[seq]))
+        control.feed((seq, texts[seq]))
     context.decode((0, texts[0]))
     saved = save_seq(context, 0)
     context.rm(0)
     context.decode((1, texts[1]))
     load_seq(context, 0, saved)
     for seq in range(2):
-        yield Comparison(f"sequence {seq}", context.steps(seq), calm.steps(seq))
+        yield Comparison(f"sequence {seq}", context.steps(seq), control.steps(seq))
 
 
 def sizes(harness: Harness) -> Iterator[Comparison]:
@@ -108,21 +108,21 @@ def flash_attn(harness: Harness) -> Iterator[Comparison]:
 
 
 def _same(harness: Harness, context: Context) -> Iterator[Comparison]:
-    calm, text = harness.context(), harness.tokens(40)
-    yield Comparison("the prompt", context.feed((0, text)), calm.feed((0, text)))
-    yield Comparison("steps after it", context.steps(), calm.steps())
+    control, text = harness.context(), harness.tokens(40)
+    yield Comparison("the prompt", context.feed((0, text)), control.feed((0, text)))
+    yield Comparison("steps after it", context.steps(), control.steps())
 
 
 def full(harness: Harness) -> Iterator[Comparison]:
     """Check that a batch with too few free cells is refused and changes nothing."""
-    context, calm = harness.context(n_ctx=256), harness.context(n_ctx=256)
+    context, control = harness.context(n_ctx=256), harness.context(n_ctx=256)
     text, more = harness.tokens(245), harness.tokens(30, "more")
     context.feed((0, text))
-    calm.feed((0, text))
+    control.feed((0, text))
     try:
         context.feed((0, more))
     except UsageError:
-        context.next = list(calm.next)
+        context.next = list(control.next)
     else:
         raise UsageError("a batch of 275 tokens was accepted with 256 cells, refusal expected")
-    yield Comparison("after the batch that was declined", context.steps(), calm.steps())
+    yield Comparison("after the batch that was declined", context.steps(), control.steps())

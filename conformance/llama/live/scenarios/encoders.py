@@ -43,7 +43,7 @@ def again(harness: Harness) -> Iterator[Comparison]:
         _read(context, (n, f"text {i}"))
         found = _decode(context)
         if before is not None:
-            yield Comparison(f"text {i} in place of the one before", found, before, apart=True)
+            yield Comparison(f"text {i} in place of the one before", found, before, differs=True)
         fresh = harness.context()
         _read(fresh, (n, f"text {i}"))
         yield Comparison(f"{n} tokens, text {i}", found, _decode(fresh))
@@ -57,7 +57,7 @@ def together(harness: Harness) -> Iterator[Comparison]:
     _read(context, *texts)
     found = _decode(context, (0, 1)).reshape(2, PROMPT, -1)
     for rows, text in zip(found, texts, strict=True):
-        calm = harness.context()
-        _read(calm, text)
-        yield Comparison(f"the sequence of {text[0]} tokens", rows, _decode(calm))
-    yield Comparison("the two sequences", found[0], found[1], apart=True)
+        control = harness.context()
+        _read(control, text)
+        yield Comparison(f"the sequence of {text[0]} tokens", rows, _decode(control))
+    yield Comparison("the two sequences", found[0], found[1], differs=True)

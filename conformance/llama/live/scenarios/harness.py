@@ -174,7 +174,7 @@ class Harness:
         self.contexts.append(pointer)
         return Context(self, pointer, request)
 
-    def beside(self, path: Path | None = None, device: str | None = None, split: Split = EVENLY) -> Harness:
+    def another(self, path: Path | None = None, device: str | None = None, split: Split = EVENLY) -> Harness:
         """Load another model, by default the same one, on other devices.
 
         `clean` of either harness frees its contexts.
@@ -212,7 +212,7 @@ class Harness:
     def nudged(self, draw: int) -> Harness:
         """Load a copy whose norm weights differ by up to `NUDGE` units in the last place.
 
-        Draw 0 changes nothing. Raises as `rewrite` and `beside`.
+        With `draw` 0 none differs. Raises as `rewrite` and `another`.
         """
 
         def data(t: Tensor, held: Bytes) -> Bytes:
@@ -222,7 +222,7 @@ class Harness:
             units = Stream(self.request.stream, f"nudge {draw} {t.name}").integers(values.size, 0, 2 * NUDGE + 1)
             return (values + (units - NUDGE) * np.spacing(values)).astype(np.float32).view(np.uint8)
 
-        return self.beside(self.rewrite("nudged", data))
+        return self.another(self.rewrite("nudged", data))
 
     @contextmanager
     def clean(self) -> Iterator[None]:

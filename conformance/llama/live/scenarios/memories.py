@@ -36,11 +36,11 @@ def need_rotations(harness: Harness) -> None:
 
 def cp(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
     """Copy sequence 0 over sequence 1; each continues independently."""
-    context, calm = harness.context(2, unified=unified), _alone(harness)
+    context, control = harness.context(2, unified=unified), _alone(harness)
     context.feed((0, harness.tokens(PROMPT)), (1, harness.tokens(5, "other")))
     context.rm(1)
     context.cp(0, 1)
-    expected = calm.steps()
+    expected = control.steps()
     yield Comparison("the copy", context.steps(1), expected)
     yield Comparison("the original", context.steps(0), expected)
 
@@ -48,37 +48,37 @@ def cp(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
 def rm_tail(harness: Harness, n: int, gone: int) -> Iterator[Comparison]:
     """Remove the last tokens, like rejected drafts."""
     text = harness.tokens(n)
-    context, calm = harness.context(), harness.context()
+    context, control = harness.context(), harness.context()
     context.feed((0, text))
     context.feed((0, harness.tokens(3, "drafts")))
     context.rm(0, n - gone, may_refuse=context.kind in ("recurrent", "hybrid"))
-    calm.feed((0, text[: n - gone]))
-    yield Comparison("after the removal", context.steps(), calm.steps())
+    control.feed((0, text[: n - gone]))
+    yield Comparison("after the removal", context.steps(), control.steps())
 
 
 def drafts(harness: Harness) -> Iterator[Comparison]:
     """Decode four drafts in a batch and accept two, three times, compared with single tokens."""
-    context, calm = _alone(harness), _alone(harness)
+    context, control = _alone(harness), _alone(harness)
     for i in range(3):
         text = harness.tokens(4, f"drafts {i}")
         fed = context.feed((0, text), every=True)
-        single = joined(*(calm.feed((0, text[k : k + 1])) for k in range(2)))
+        single = joined(*(control.feed((0, text[k : k + 1])) for k in range(2)))
         yield Comparison(f"accepted in round {i}", fed[:2], single)
-        context.rm(0, calm.next[0], may_refuse=context.kind in ("recurrent", "hybrid"))
-    yield Comparison("after the rounds", context.steps(), calm.steps())
+        context.rm(0, control.next[0], may_refuse=context.kind in ("recurrent", "hybrid"))
+    yield Comparison("after the rounds", context.steps(), control.steps())
 
 
 def snapshots(harness: Harness) -> Iterator[Comparison]:
     """Reject drafts in a context with snapshots of its recurrent states (`n_rs_seq`)."""
     more: dict[str, object] = {"n_rs_seq": 4}
-    context, calm = harness.context(more=more), harness.context(more=more)
+    context, control = harness.context(more=more), harness.context(more=more)
     text, new = harness.tokens(PROMPT), harness.tokens(4, "drafts")
     context.feed((0, text))
-    calm.feed((0, text))
+    control.feed((0, text))
     context.feed((0, new), every=True)
     context.rm(0, PROMPT + 1, may_refuse=True)
-    calm.feed((0, new[:1]))
-    yield Comparison("after rejected drafts", context.steps(), calm.steps())
+    control.feed((0, new[:1]))
+    yield Comparison("after rejected drafts", context.steps(), control.steps())
 
 
 def rm_all(harness: Harness, *, unified: bool | None = None) -> Iterator[Comparison]:
@@ -122,38 +122,40 @@ def add_back(harness: Harness) -> Iterator[Comparison]:
     context.add(0, 7)
     context.steps(1)
     context.add(0, -7)
-    yield Comparison("after moving there and back", context.steps(0), _alone(harness).steps(), worth=harness.turned(2))
+    yield Comparison(
+        "after moving there and back", context.steps(0), _alone(harness).steps(), allowance=harness.turned(2)
+    )
 
 
 def add(harness: Harness) -> Iterator[Comparison]:
     """Shift all positions of a text; with relative positions this must not change results."""
     need_rotations(harness)
-    context, calm = _alone(harness), _alone(harness)
+    context, control = _alone(harness), _alone(harness)
     context.add(0, 7)
-    yield Comparison("after moving", context.steps(), calm.steps(), worth=harness.turned(1))
+    yield Comparison("after moving", context.steps(), control.steps(), allowance=harness.turned(1))
 
 
 def shift(harness: Harness) -> Iterator[Comparison]:
     """Remove the first tokens and shift the others to 0, compared with the same cells unshifted."""
     need_rotations(harness)
-    context, calm = _alone(harness), _alone(harness)
-    for each in (context, calm):
+    context, control = _alone(harness), _alone(harness)
+    for each in (context, control):
         each.rm(0, 0, 5, may_refuse=context.kind in ("recurrent", "hybrid"))
     context.add(0, -5, 5)
-    yield Comparison("after the shift", context.steps(), calm.steps(), worth=harness.turned(1))
+    yield Comparison("after the shift", context.steps(), control.steps(), allowance=harness.turned(1))
 
 
 def div(harness: Harness) -> Iterator[Comparison]:
     """Compare positions divided by 2 with positions shifted one by one."""
-    context, calm = _alone(harness), _alone(harness)
+    context, control = _alone(harness), _alone(harness)
     can_shift = harness.call("memory_can_shift")
     if not can_shift(context.memory):
         raise RefusedError("llama_memory_can_shift returned false")
     harness.call("memory_seq_div")(context.memory, 0, 0, -1, 2)
     for p in range(PROMPT):
-        calm.add(0, p // 2 - p, p, p + 1)
-    context.next[0] = calm.next[0] = (PROMPT - 1) // 2 + 1
-    yield Comparison("after the division", context.steps(), calm.steps())
+        control.add(0, p // 2 - p, p, p + 1)
+    context.next[0] = control.next[0] = (PROMPT - 1) // 2 + 1
+    yield Comparison("after the division", context.steps(), control.steps())
 
 
 def clear(harness: Harness, *, data: bool) -> Iterator[Comparison]:
@@ -178,6 +180,6 @@ def coupled(harness: Harness) -> Iterator[Comparison]:
         raise
     fed = context.feed((0, harness.tokens(4, "a")), (1, harness.tokens(6, "b")))
     for seq, (name, n) in enumerate((("a", 4), ("b", 6))):
-        calm = _alone(harness)
-        yield Comparison(f"sequence {seq}", fed[seq : seq + 1], calm.feed((0, harness.tokens(n, name))))
-        yield Comparison(f"sequence {seq}, later", context.steps(seq), calm.steps())
+        control = _alone(harness)
+        yield Comparison(f"sequence {seq}", fed[seq : seq + 1], control.feed((0, harness.tokens(n, name))))
+        yield Comparison(f"sequence {seq}, later", context.steps(seq), control.steps())

@@ -32,9 +32,9 @@ def embeddings_in(harness: Harness) -> Iterator[Comparison]:
         raise RefusedError("the model's file holds no token embedding in F32")
     text = harness.tokens(PROMPT)
     rows: F32 = np.array(table.data)[text]
-    context, calm = harness.context(), harness.context()
-    yield Comparison("the prompt", context.feed((0, rows)), calm.feed((0, text)))
-    yield Comparison("steps after it", context.steps(), calm.steps())
+    context, control = harness.context(), harness.context()
+    yield Comparison("the prompt", context.feed((0, rows)), control.feed((0, text)))
+    yield Comparison("steps after it", context.steps(), control.steps())
 
 
 def every(harness: Harness) -> Iterator[Comparison]:
@@ -49,13 +49,13 @@ def every(harness: Harness) -> Iterator[Comparison]:
 
 def asked(harness: Harness) -> Iterator[Comparison]:
     """Enable and disable embeddings."""
-    context, calm, text = harness.context(), harness.context(), harness.tokens(PROMPT)
+    context, control, text = harness.context(), harness.context(), harness.tokens(PROMPT)
     harness.call("set_embeddings")(context.pointer, True)  # C's signature
     context.decode((0, text))
     harness.call("set_embeddings")(context.pointer, False)
     context.clear()
-    yield Comparison("the prompt", context.feed((0, text)), calm.feed((0, text)))
-    yield Comparison("steps after it", context.steps(), calm.steps())
+    yield Comparison("the prompt", context.feed((0, text)), control.feed((0, text)))
+    yield Comparison("steps after it", context.steps(), control.steps())
 
 
 def pooling(harness: Harness, pooling_type: int) -> Iterator[Comparison]:
@@ -79,7 +79,7 @@ def greedy(harness: Harness) -> Iterator[Comparison]:
     call = harness.call
     chain = call("sampler_chain_init")(call("sampler_chain_default_params")())
     call("sampler_chain_add")(chain, call("sampler_init_greedy")())
-    context, calm = harness.context(), harness.context()
+    context, control = harness.context(), harness.context()
     if not call("set_sampler")(context.pointer, 0, chain):
         raise RefusedError("llama_set_sampler returned false")
     if left := [line for line in harness.library.log if LEFT in line]:
@@ -90,7 +90,7 @@ def greedy(harness: Harness) -> Iterator[Comparison]:
         n = len(token)
         context.decode((0, token))
         found.append(call("get_sampled_token_ith")(context.pointer, n - 1))
-        logits = calm.feed((0, token))[0]
+        logits = control.feed((0, token))[0]
         expected.append(int(logits.argmax()))
         if found[-1] < 0:
             raise UsageError("llama_get_sampled_token_ith gave no token, though a sampler is set")

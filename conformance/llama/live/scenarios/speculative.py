@@ -66,7 +66,7 @@ def redrawn(harness: Harness) -> Harness:
     def data(t: Tensor, _: Bytes) -> Bytes:
         return make(recipe(f"{harness.request.stream} draft", t), t)
 
-    return harness.beside(harness.rewrite("draft", data))
+    return harness.another(harness.rewrite("draft", data))
 
 
 def drafted(harness: Harness, *, model: bool) -> Iterator[Comparison]:
@@ -76,50 +76,50 @@ def drafted(harness: Harness, *, model: bool) -> Iterator[Comparison]:
     """
     of = redrawn(harness) if model else harness
     target, drafter = _context(harness), _context(of)
-    calm, calm_drafter = harness.context(), of.context()
+    control, control_drafter = harness.context(), of.context()
     prompt = harness.tokens(PROMPT)
-    for each in (target, drafter, calm, calm_drafter):
+    for each in (target, drafter, control, control_drafter):
         each.feed((0, prompt))
     for i, accepted in enumerate(ACCEPTED):
         text, stay = _round(harness, f"round {i}", accepted)
         drafts = _single(drafter, text[:DRAFTS])
         verified = target.feed((0, text), every=True)
-        found = _single(calm, text[:stay]), _single(calm_drafter, text[:stay])
+        found = _single(control, text[:stay]), _single(control_drafter, text[:stay])
         yield Comparison(f"verified in round {i}", verified[:stay], found[0])
         yield Comparison(f"drafted in round {i}", drafts[:stay], found[1][: len(drafts)])
-        _take_back(target, 0, calm.next[0])
-        _take_back(drafter, 0, calm.next[0])
+        _take_back(target, 0, control.next[0])
+        _take_back(drafter, 0, control.next[0])
         if stay > DRAFTS:  # the last draft was not read by its own context
             drafter.feed((0, text[DRAFTS:stay]))
-    expected = calm.steps(), calm_drafter.steps()
+    expected = control.steps(), control_drafter.steps()
     yield Comparison("after the rounds", target.steps(), expected[0])
     yield Comparison("the drafts after them", drafter.steps(), expected[1])
     if model:
-        yield Comparison("the two models", expected[1], expected[0], apart=True)
-    yield Comparison("without the rounds", _fed(harness, prompt).steps(), expected[0], apart=True)
+        yield Comparison("the two models", expected[1], expected[0], differs=True)
+    yield Comparison("without the rounds", _fed(harness, prompt).steps(), expected[0], differs=True)
 
 
 def several(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
     """Verify drafts of two sequences in one batch, and reject another number in each."""
     target = _context(harness, 2, unified=unified)
-    calm = [harness.context(), harness.context()]
+    control = [harness.context(), harness.context()]
     prompts = [harness.tokens(PROMPT + 4 * seq, f"prompt {seq}") for seq in range(2)]
     target.feed(*enumerate(prompts))
     for seq in range(2):
-        calm[seq].feed((0, prompts[seq]))
+        control[seq].feed((0, prompts[seq]))
     n = DRAFTS + 1
     for i, accepted in enumerate(ACCEPTED):
         stays = accepted, ACCEPTED[i - 1]
         rounds = [_round(harness, f"round {i} of {seq}", stays[seq]) for seq in range(2)]
         verified = target.feed(*((seq, text) for seq, (text, _) in enumerate(rounds)), every=True)
         for seq, (text, stay) in enumerate(rounds):
-            single = _single(calm[seq], text[:stay])
+            single = _single(control[seq], text[:stay])
             yield Comparison(f"round {i}, sequence {seq}", verified[seq * n : seq * n + stay], single)
-            _take_back(target, seq, calm[seq].next[0])
-    expected = [context.steps() for context in calm]
+            _take_back(target, seq, control[seq].next[0])
+    expected = [context.steps() for context in control]
     for seq in range(2):
         yield Comparison(f"sequence {seq} after the rounds", target.steps(seq), expected[seq])
-    yield Comparison("the two sequences", expected[1], expected[0], apart=True)
+    yield Comparison("the two sequences", expected[1], expected[0], differs=True)
 
 
 # --- MTP: layers after the last one, which read its hidden states
@@ -212,7 +212,7 @@ def _attends(harness: Harness) -> Harness:
     return of
 
 
-def before(states: F32, first: F32 | None = None) -> F32:
+def previous_states(states: F32, first: F32 | None = None) -> F32:
     """Return the hidden state before each token; `first` is 0 at a sequence's begin."""
     return np.concatenate([np.zeros_like(states[:1]) if first is None else first, states[:-1]])
 
@@ -243,7 +243,7 @@ def layer(harness: Harness) -> Iterator[Comparison]:
     expected = twin.context().feed((0, rows), every=True)
     yield Comparison("the MTP layer", found, expected)
     other = head_of(twin).follow((0, text, states[::-1]))[0]
-    yield Comparison("other hidden states", other, found, apart=True)
+    yield Comparison("other hidden states", other, found, differs=True)
 
 
 def _twin(harness: Harness) -> tuple[float, dict[str, F32], Harness]:
@@ -257,11 +257,11 @@ def _twin(harness: Harness) -> tuple[float, dict[str, F32], Harness]:
     names = {n for n in of if n.startswith("blk.1.") and ".nextn." not in n}
     same = {n: n.replace("blk.1.", "blk.0.") for n in names}
     kinds = {name: (t.tensor_type, tuple(t.shape)) for name, t in of.items()}
-    alike = {kinds.get(a) == kinds.get(b) for a, b in same.items()}
+    equal = {kinds.get(a) == kinds.get(b) for a, b in same.items()}
     layers = {n for n in of if n.startswith("blk.") and ".nextn." not in n}
     keys = harness.request.provenance["keys"].values()
     if (
-        alike != {True}
+        equal != {True}
         or layers != {*same, *same.values()}
         or any(isinstance(v, list) and len(v) == LAYERS and v[0] != v[1] for v in keys)
     ):
@@ -273,7 +273,7 @@ def _twin(harness: Harness) -> tuple[float, dict[str, F32], Harness]:
         own = ("nextn.embed_tokens", "nextn.shared_head")  # without them it uses the model's
         return None if any(part in t.name for part in own) else held
 
-    twin = harness.beside(harness.rewrite("twin", data))
+    twin = harness.another(harness.rewrite("twin", data))
     wanted = {"token_embd.weight": "token_embd.weight"}
     wanted |= {name: f"blk.1.nextn.{name}.weight" for name in ("enorm", "hnorm", "eh_proj")}
     weights = {name: np.array(of[full].data) for name, full in wanted.items()}
@@ -286,7 +286,7 @@ def _twin(harness: Harness) -> tuple[float, dict[str, F32], Harness]:
 def batch(harness: Harness) -> Iterator[Comparison]:
     """Compare the MTP layer on a text in one batch, in two, and token by token."""
     text, states = _text(harness, PROMPT)
-    given = before(states)
+    given = previous_states(states)
     whole = head_of(harness).follow((0, text, given))
     head = head_of(harness)
     halves = [head.follow((0, text[a:b], given[a:b])) for a, b in ((0, 8), (8, PROMPT))]
@@ -296,7 +296,7 @@ def batch(harness: Harness) -> Iterator[Comparison]:
         for kind, i in (("logits", 0), ("hidden states", 1)):
             yield Comparison(f"{what}, {kind}", joined(*(part[i] for part in parts)), whole[i])
     none = head_of(harness).follow((0, text, np.zeros_like(given)))[0]
-    yield Comparison("without hidden states", none, whole[0], apart=True)
+    yield Comparison("without hidden states", none, whole[0], differs=True)
 
 
 def rows(harness: Harness) -> Iterator[Comparison]:
@@ -312,7 +312,7 @@ def rows(harness: Harness) -> Iterator[Comparison]:
     some = few.results("get_embeddings_nextn_ith", at, harness.n_embd)
     rows_of_all = hidden(every, PROMPT)
     yield Comparison("the hidden states", some, rows_of_all[at])
-    yield Comparison("those of other tokens", rows_of_all[[k - 1 for k in at]], some, apart=True)
+    yield Comparison("those of other tokens", rows_of_all[[k - 1 for k in at]], some, differs=True)
 
 
 def sequences(harness: Harness) -> Iterator[Comparison]:
@@ -323,65 +323,65 @@ def sequences(harness: Harness) -> Iterator[Comparison]:
     target.feed(*((seq, text) for seq, (text, _) in enumerate(texts)), every=True)
     ends = np.cumsum([len(text) for text, _ in texts])
     found = np.split(hidden(target, int(ends[-1])), ends[:-1])
-    both = head.follow(*((seq, text, before(states)) for seq, (text, states) in enumerate(texts)))
+    both = head.follow(*((seq, text, previous_states(states)) for seq, (text, states) in enumerate(texts)))
     drafts: list[F32] = []
     for seq, (text, states) in enumerate(texts):
         yield Comparison(f"hidden states of sequence {seq}", found[seq], states)
         alone = head_of(harness)
-        expected = alone.follow((0, text, before(states)))[0]
+        expected = alone.follow((0, text, previous_states(states)))[0]
         yield Comparison(f"sequence {seq}", np.split(both[0], ends[:-1])[seq], expected)
         steps = harness.tokens(AFTER, "after")
         drafts.append(alone.drafts(steps, states[-1:])[0])
         yield Comparison(f"drafts of sequence {seq}", head.drafts(steps, states[-1:], seq)[0], drafts[-1])
-    yield Comparison("the two sequences", drafts[1], drafts[0], apart=True)
+    yield Comparison("the two sequences", drafts[1], drafts[0], differs=True)
 
 
 def rounds(harness: Harness) -> Iterator[Comparison]:
     """Draft with the MTP layer, verify in a batch, and take rejected drafts back."""
     _need_layers(harness)
     target, head = target_of(harness, rewinds=True), head_of(harness)
-    calm = target_of(harness)
+    control = target_of(harness)
     history = harness.tokens(PROMPT)
     target.feed((0, history), every=True)
-    calm.feed((0, history), every=True)
-    states, calm_states = hidden(target, PROMPT), hidden(calm, PROMPT)
-    head.follow((0, history, before(states)))
+    control.feed((0, history), every=True)
+    states, control_states = hidden(target, PROMPT), hidden(control, PROMPT)
+    head.follow((0, history, previous_states(states)))
     for i, accepted in enumerate(ACCEPTED):
         text, stay = _round(harness, f"round {i}", accepted)
         begin, pending = target.next[0], states[-1:]
         drafts = head.drafts(text[:DRAFTS], pending)
         fresh = head_of(harness)
-        fresh.follow((0, history, before(calm_states)))
-        expected = fresh.drafts(text[:DRAFTS], calm_states[-1:])
+        fresh.follow((0, history, previous_states(control_states)))
+        expected = fresh.drafts(text[:DRAFTS], control_states[-1:])
         yield Comparison(f"drafts of round {i}", drafts[0], expected[0])
         yield Comparison(f"hidden states of round {i}", drafts[1], expected[1])
         verified = target.feed((0, text), every=True)
         states = hidden(target, len(text))[:stay]
         logits, single = [], []
         for k in range(stay):
-            logits.append(calm.feed((0, text[k : k + 1])))
-            single.append(hidden(calm, 1))
+            logits.append(control.feed((0, text[k : k + 1])))
+            single.append(hidden(control, 1))
         yield Comparison(f"verified in round {i}", verified[:stay], joined(*logits))
-        history, calm_states = np.concatenate([history, text[:stay]]), joined(calm_states, *single)
-        _take_back(target, 0, calm.next[0])
+        history, control_states = np.concatenate([history, text[:stay]]), joined(control_states, *single)
+        _take_back(target, 0, control.next[0])
         head.rm(0, begin)
-        head.follow((0, text[:stay], before(states, pending)))
-    expected_steps = calm.steps()
+        head.follow((0, text[:stay], previous_states(states, pending)))
+    expected_steps = control.steps()
     yield Comparison("after the rounds", target.steps(), expected_steps)
     without = _fed(harness, harness.tokens(PROMPT))
-    yield Comparison("without the rounds", without.steps(), expected_steps, apart=True)
+    yield Comparison("without the rounds", without.steps(), expected_steps, differs=True)
 
 
 def state(harness: Harness) -> Iterator[Comparison]:
     """Save the state of an MTP context and load it into a new one."""
     text, states = _text(harness, PROMPT)
     head, into = head_of(harness), head_of(harness)
-    head.follow((0, text, before(states)))
+    head.follow((0, text, previous_states(states)))
     load(into, save(head))
     steps = harness.tokens(AFTER, "after")
     expected = head.drafts(steps, states[-1:])[0]
     yield Comparison("in a new context", into.drafts(steps, states[-1:])[0], expected)
-    yield Comparison("without the text", head_of(harness).drafts(steps, states[-1:])[0], expected, apart=True)
+    yield Comparison("without the text", head_of(harness).drafts(steps, states[-1:])[0], expected, differs=True)
 
 
 def heads(harness: Harness) -> Iterator[Comparison]:
@@ -389,7 +389,7 @@ def heads(harness: Harness) -> Iterator[Comparison]:
     if _need_layers(harness) == 1:
         raise RefusedError("the model has one MTP layer only")
     text, states = _text(harness, PROMPT)
-    given = before(states)
+    given = previous_states(states)
     head, found = head_of(harness), []
     for i in (0, 1, 0):
         harness.call("set_nextn_layer_offset")(head.pointer, i)
@@ -398,4 +398,4 @@ def heads(harness: Harness) -> Iterator[Comparison]:
     for k, i in enumerate((0, 1, 0)):
         expected = head_of(harness, layer=i).follow((0, text, given))[0]
         yield Comparison(f"layer {i} as number {k}", found[k], expected)
-    yield Comparison("the two layers", found[1], found[0], apart=True)
+    yield Comparison("the two layers", found[1], found[0], differs=True)

@@ -42,7 +42,7 @@ def over(harness: Harness, shares: Shares, mode: int = SPLIT_TENSOR) -> Harness:
     RefusedError if llama.cpp does not split this architecture in this way, or has not done so.
     """
     try:
-        split = harness.beside(device=_devices(harness, len(shares)), split=Split(mode, shares))
+        split = harness.another(device=_devices(harness, len(shares)), split=Split(mode, shares))
     except UsageError as e:
         raise RefusedError(str(e)) from None
     if mode == SPLIT_TENSOR and harness.call("model_n_devices")(split.model) != 1:
@@ -98,11 +98,11 @@ def cp(harness: Harness, *, unified: bool) -> Iterator[Comparison]:
 def shift(harness: Harness) -> Iterator[Comparison]:
     """Shift the positions of a sequence in a split model."""
     need_rotations(harness)
-    yield from _changed(harness, lambda context: context.add(0, 7), worth=harness.turned(1))
+    yield from _changed(harness, lambda context: context.add(0, 7), allowance=harness.turned(1))
 
 
 def _changed(
-    harness: Harness, change: Callable[[Context], None], *, unified: bool | None = None, worth: float = 0.0
+    harness: Harness, change: Callable[[Context], None], *, unified: bool | None = None, allowance: float = 0.0
 ) -> Iterator[Comparison]:
     """Compare a split model with the backend's own after a change of the memory."""
     found = []
@@ -112,7 +112,7 @@ def _changed(
         change(context)
         found.append([context.steps(seq) for seq in range(2)])
     for seq in range(2):
-        yield Comparison(f"sequence {seq}", found[1][seq], found[0][seq], worth=worth)
+        yield Comparison(f"sequence {seq}", found[1][seq], found[0][seq], allowance=allowance)
 
 
 def state(harness: Harness) -> Iterator[Comparison]:
@@ -132,19 +132,19 @@ def state(harness: Harness) -> Iterator[Comparison]:
     ):
         load(into, from_)
         yield Comparison(what, into.steps(), expected)
-    yield Comparison("without the state", _context(b).steps(), expected, apart=True)
+    yield Comparison("without the state", _context(b).steps(), expected, differs=True)
 
 
 def state_seq(harness: Harness) -> Iterator[Comparison]:
     """Save one sequence of a split model and load it under other shares as another sequence."""
     a, b = over(harness, UNEVEN[0]), over(harness, UNEVEN[1])
     texts = [harness.tokens(PROMPT + 4 * seq, f"prompt {seq}") for seq in range(2)]
-    part, into, calm = _context(a, 2), _context(b, 2), harness.context(2)
-    for each in (part, calm):
+    part, into, control = _context(a, 2), _context(b, 2), harness.context(2)
+    for each in (part, control):
         each.feed(*enumerate(texts))
     into.feed((0, texts[1]))
     load_seq(into, 1, save_seq(part, 0))
-    expected = [calm.steps(seq) for seq in range(2)]
+    expected = [control.steps(seq) for seq in range(2)]
     yield Comparison("the loaded sequence", into.steps(1), expected[0])
     yield Comparison("the sequence beside it", into.steps(0), expected[1])
-    yield Comparison("the two sequences", expected[1], expected[0], apart=True)
+    yield Comparison("the two sequences", expected[1], expected[0], differs=True)

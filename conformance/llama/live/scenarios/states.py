@@ -84,7 +84,7 @@ def _into(context: Context, into: Context, what: str) -> Iterator[Comparison]:
     expected = context.steps()
     yield Comparison(what, into.steps(), expected, exact=context.harness.keeps_order)
     empty = context.harness.context()
-    yield Comparison("an empty context", empty.steps(), expected, apart=True)
+    yield Comparison("an empty context", empty.steps(), expected, differs=True)
 
 
 def same(harness: Harness) -> Iterator[Comparison]:
@@ -132,12 +132,12 @@ def process(harness: Harness) -> Iterator[Comparison]:
 
 def seq(harness: Harness) -> Iterator[Comparison]:
     """Save, remove and reload one of two sequences; the other must not change."""
-    context, calm = _begun(harness, 2), _begun(harness, 2)
+    context, control = _begun(harness, 2), _begun(harness, 2)
     state = save_seq(context, 0)
     context.rm(0)
     load_seq(context, 0, state)
-    yield Comparison("the reloaded sequence", context.steps(0), calm.steps(0))
-    yield Comparison("the other sequence", context.steps(1), calm.steps(1))
+    yield Comparison("the reloaded sequence", context.steps(0), control.steps(0))
+    yield Comparison("the other sequence", context.steps(1), control.steps(1))
 
 
 def seq_other(harness: Harness) -> Iterator[Comparison]:
@@ -158,23 +158,23 @@ def seq_unified(harness: Harness) -> Iterator[Comparison]:
 
 def seq_device(harness: Harness) -> Iterator[Comparison]:
     """Save a sequence's state on the device and reload it after another text took its cells."""
-    context, calm = _begun(harness, 2), _begun(harness, 2)
+    context, control = _begun(harness, 2), _begun(harness, 2)
     state = save_seq(context, 0, ON_DEVICE)
     context.rm(0)
     context.feed((0, harness.tokens(PROMPT + AFTER, "other")))
     load_seq(context, 0, state, ON_DEVICE)
-    yield Comparison("the reloaded sequence", context.steps(0), calm.steps(0))
-    yield Comparison("the other sequence", context.steps(1), calm.steps(1))
+    yield Comparison("the reloaded sequence", context.steps(0), control.steps(0))
+    yield Comparison("the other sequence", context.steps(1), control.steps(1))
 
 
 def checkpoint(harness: Harness) -> Iterator[Comparison]:
     """Load a partial state, as servers save it, and remove rejected drafts after it."""
-    context, calm = _begun(harness), _begun(harness)
+    context, control = _begun(harness), _begun(harness)
     state = save_seq(context, 0, PARTIAL)
     context.feed((0, harness.tokens(4, "drafts")))
     load_seq(context, 0, state, PARTIAL)
     context.rm(0, PROMPT)
-    yield Comparison("after rejected drafts", context.steps(), calm.steps())
+    yield Comparison("after rejected drafts", context.steps(), control.steps())
 
 
 def file(harness: Harness) -> Iterator[Comparison]:
@@ -223,10 +223,10 @@ def fragmented(harness: Harness) -> Iterator[Comparison]:
     expected = context.steps(0)
     context.rm(0)
     load_seq(context, 0, state)
-    calm = harness.context(n_ctx=256)
-    calm.feed((0, texts[1]))
+    control = harness.context(n_ctx=256)
+    control.feed((0, texts[1]))
     yield Comparison("between the cells of another", context.steps(0), expected)
-    yield Comparison("the other", context.steps(1), calm.steps())
+    yield Comparison("the other", context.steps(1), control.steps())
 
 
 def snapshots(harness: Harness) -> Iterator[Comparison]:
@@ -236,11 +236,11 @@ def snapshots(harness: Harness) -> Iterator[Comparison]:
 
 def loaded_drafts(harness: Harness) -> Iterator[Comparison]:
     """Reject drafts after loading a state, which must restore its snapshots or be refused."""
-    calm, into = _with_drafts(harness), harness.context(more=SNAPSHOTS)
-    load(into, save(calm))
-    for each in (calm, into):
+    control, into = _with_drafts(harness), harness.context(more=SNAPSHOTS)
+    load(into, save(control))
+    for each in (control, into):
         each.rm(0, PROMPT + 1, may_refuse=True)
-    yield Comparison("after rejected drafts", into.steps(), calm.steps())
+    yield Comparison("after rejected drafts", into.steps(), control.steps())
 
 
 def _with_drafts(harness: Harness) -> Context:
@@ -311,7 +311,7 @@ def _left(context: Context, seq: int) -> int:
     return int(context.harness.call("memory_seq_pos_max")(context.memory, seq))
 
 
-def _as_before(context: Context, calm: Context, other: int = -1) -> Iterator[Comparison]:
+def _as_before(context: Context, control: Context, other: int = -1) -> Iterator[Comparison]:
     """Compare each sequence after a refused state: it must be unchanged or empty.
 
     `other`: a sequence that must be unchanged.
@@ -320,7 +320,7 @@ def _as_before(context: Context, calm: Context, other: int = -1) -> Iterator[Com
         left = _left(context, seq)
         if left < 0 and seq != other:
             context.next[seq] = 0
-            calm.rm(seq)
+            control.rm(seq)
         elif left != context.next[seq] - 1:
             raise UsageError(f"a refused state left tokens up to position {left} in sequence {seq}")
-        yield Comparison(f"sequence {seq}", context.steps(seq), calm.steps(seq))
+        yield Comparison(f"sequence {seq}", context.steps(seq), control.steps(seq))

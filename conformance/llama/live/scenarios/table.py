@@ -100,7 +100,8 @@ _ROWS = (
     *(Scenario(f"batch-{n}", f"{n} sequences in a batch, and each alone", _ALL,
                 partial(batches.together, seqs=range(n)))
       for n in (2, 3, 4, 8)),
-    Scenario("batch-4-alike", "4 sequences of one length", _ALL, partial(batches.together, seqs=range(4), alike=True)),
+    Scenario("batch-4-alike", "4 sequences of one length", _ALL,
+         partial(batches.together, seqs=range(4), same_length=True)),
     Scenario("batch-3-unified", "3 sequences in one stream, and each alone", _MEMORY,
          partial(batches.together, seqs=range(3), unified=True)),
     Scenario("slots-0-2", "sequences 0 and 2 of 3 in one batch", _ALL, partial(batches.together, seqs=(0, 2))),
