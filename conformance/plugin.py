@@ -58,6 +58,8 @@ class Suite:
             config.option.fresh_seed = chosen.seed_of_fresh
         self.chosen = replace(chosen, fresh_seed=getattr(config.option, "fresh_seed", None))
         self.is_worker = hasattr(config, "workerinput")
+        if self.is_worker:  # the controller writes the record
+            self.chosen = replace(self.chosen, json_path=None)
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
         self.run = TestRun(self.chosen, recovers=not self.is_worker)
         if self.is_shared:
@@ -74,8 +76,8 @@ class Suite:
         for spec, case in keys:
             self.planned.setdefault(spec, []).append(case)
         request = Request({str(spec): ids for spec, ids in self.planned.items()})
-        writes = not self.is_worker and not session.config.option.collectonly
-        self.run.ask(request, gating=self._is_gating(), writes=writes)
+        if not session.config.option.collectonly:
+            self.run.ask(request, gating=self._is_gating())
 
     def keep(self, key: Key, result: Result) -> None:
         """Store a result and write it to disk at once."""

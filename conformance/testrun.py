@@ -27,7 +27,6 @@ from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Verdict
 from conformance.process import FOREVER, Deadline
 from conformance.report.compare import Pair, Side
-from conformance.report.journal import Journal, Partial
 from conformance.report.runfile import Selection, record, write_json
 from conformance.report.runs import read_runs
 from conformance.report.scope import Scope, scopes
@@ -35,13 +34,15 @@ from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.live import is_live
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
-from conformance.run.session import expected, writeahead
+from conformance.run.session import expected
+from conformance.run.session.folder import default_folder
 from conformance.run.session.identity import Identity, identity
+from conformance.run.session.interrupted import left_in, recover
+from conformance.run.session.journal import Beside, Continued, Journal
 from conformance.run.session.precision import advice
 from conformance.run.session.select import (
     FOLDER,
     LARGEST,
-    build,
     case_ids,
     case_name,
     choose,
@@ -156,10 +157,15 @@ class Chosen:
             raise UsageError(f"--against {self.against}: another backend, or a run's record, expected")
         return found[0]
 
-    def tested(self, waivers: WaiverBook) -> dict[Spec, Identity]:
-        """Return the content of what each backend tests, and of the one to compare with."""
-        bases = [self.base] if self.against is not None and self.base else []
-        return {s: identity(s, waivers.of(s)) for s in (*self.specs, *bases)}
+    @property
+    def saves(self) -> Path | None:
+        """Folder for failing cases; None for none."""
+        return self.save_failures or (Path(FOLDER) if self.fresh else None)
+
+    @property
+    def folder(self) -> Path:
+        """Folder for the journals of runs that write no record, and for running cases."""
+        return self.saves or default_folder()
 
     @cached_property
     def levels(self) -> dict[Spec, Level]:
@@ -250,7 +256,7 @@ class TestRun:
         self,
         chosen: Chosen,
         *,
-        journal: Journal | None = None,
+        journal: Continued | None = None,
         waivers: WaiverBook | None = None,
         bases: Mapping[Spec, Spec] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -260,27 +266,25 @@ class TestRun:
 
         Args:
             chosen: the selection.
-            journal: has the results of an earlier start, and takes each new one.
+            journal: that of `--journal`, which has the results of earlier starts; None for a new one.
             waivers: known failures; None for those of the selection.
             bases: backend -> the one to compare with; None for that of `against`, for each.
             clock: seconds, for time limits.
             recovers: look for cases that an interrupted run left.
         """
-        self.chosen, self._journal, self.clock = chosen, journal, clock
+        self.chosen, self.clock = chosen, clock
         settings = chosen.settings
         if waivers is None:
             waivers = WaiverBook(settings.waivers_of(chosen.specs, chosen.waivers_path), today())
         self.waivers, self.active_settings = waivers, active_settings(settings, waivers)
-        self.save_failures = save = chosen.save_failures or (Path(FOLDER) if chosen.fresh else None)
-        """Folder for failing cases."""
-        self.folder = save or writeahead.default_folder()
-        """Folder for running cases, which a later run recovers."""
+        new = Beside(chosen.json_path, chosen.folder) if chosen.json_path else Journal(chosen.folder)
+        self.journal = journal or new
         self.left = self.recovered() if recovers else []
         """Sentences on cases that an interrupted run left."""
         self.runner = Runner(
-            save_failures=save,
+            save_failures=chosen.saves,
             workers=chosen.workers,
-            write_ahead=self.folder,
+            journal=self.journal,
             waivers=self.waivers,
             oracle=Oracle(exact=chosen.exact, disk=expected.here()),
         )
@@ -311,31 +315,30 @@ class TestRun:
         """Errors in writing the record."""
         self.gating = False
         """True if a backend without a PASS fails the run."""
-        self._partial: Partial | None = None
+        self._tested: dict[str, Identity] = {}
+        """Backend -> the content of what it tests, when the run began."""
 
     @property
     def is_recorded(self) -> bool:
         """True if a record or a journal was requested."""
-        return self.chosen.json_path is not None or self._journal is not None
+        return self.chosen.json_path is not None or isinstance(self.journal, Continued)
 
-    def ask(self, request: Request, *, gating: bool, writes: bool = True) -> None:
-        """Set the required results, before anything runs; `writes`: this process writes the record."""
+    def ask(self, request: Request, *, gating: bool) -> None:
+        """Set the required results and begin the journal; raises as `Journal.begin`."""
         self.request, self.gating = request, gating
-        if self.chosen.json_path is not None and self._journal is None and writes:
-            self._partial = Partial(self.chosen.json_path, request)
-            if self._partial.left:
-                self.left.append(self._partial.left)
+        if self.is_recorded:
+            specs = map(Spec.parse, request.cases)
+            self._tested = {str(s): identity(s, self.waivers.of(s)) for s in specs}
+        self.journal.begin(request, self._tested)
+        self.left += left_in(self.journal)
 
     def keep(self, results: Sequence[Result]) -> None:
         """Write new results to disk at once; undecided ones are measured again at the next start."""
-        decided = [r for r in results if not r.undecided]
-        for place in (self._journal, self._partial):
-            if place is not None:
-                place.add(decided)
+        self.journal.add([r for r in results if not r.undecided])
 
     def take(self, backend: Spec, case_id: str) -> Result | None:
         """Return the result of an earlier start and remove it; None if there is none."""
-        return None if self._journal is None else self._journal.take(str(backend), case_id)
+        return self.journal.take(str(backend), case_id)
 
     def play(
         self,
@@ -481,13 +484,13 @@ class TestRun:
             self.waiver_problems = self.waivers.problems(self.results)
             if (path := self.chosen.json_path) is not None:
                 write_json(path, {**self._record(), **self.chosen.extra()})
-                written = True
+            written = True
         finally:
             self.recorded(written=written)
 
     def recorded(self, *, written: bool) -> None:
-        """Remove the results beside the record if that is `written`, else keep them and say so."""
-        if self._partial is not None and (message := self._partial.close(written=written)):
+        """End the journal: remove it if the record is `written`, else say where it is."""
+        if message := self.journal.end(written=written):
             self.faults.append(message)
 
     @property
@@ -500,10 +503,9 @@ class TestRun:
             settings=self.active_settings, gating=self.gating,
         )  # fmt: skip
         causes = {} if self.causes is None else {"causes": [c.to_json() for c in self.causes]}
-        backends = map(Spec.parse, self.request.cases)
-        tested = {"identity": {str(s): identity(s, self.waivers.of(s)).to_json() for s in backends}}
+        tested = {"identity": {name: it.to_json() for name, it in self._tested.items()}}
         environment = {"environment": {**document["environment"], **tested, **self.about.get("environment", {})}}
-        run = {} if self._journal is None else {"run": self._journal.run}
+        run = {"run": self.journal.run} if isinstance(self.journal, Continued) else {}
         return {**document, **self.about, **environment, **causes, **run}
 
     def scopes(self) -> list[Scope]:
@@ -533,9 +535,11 @@ class TestRun:
         return [printable(text) for text in lines]
 
     def close(self) -> None:
-        """Close all backends."""
+        """Close all backends; a journal beside a record stays open until that is written."""
         self.runner.close()
+        if not isinstance(self.journal, Beside):
+            self.journal.end(written=False)
 
     def recovered(self) -> list[str]:
         """Save the cases that an interrupted process left; return a sentence on each."""
-        return [it.sentence() for it in writeahead.recover(self.folder, build)]
+        return [it.sentence() for it in recover(self.chosen.folder)]

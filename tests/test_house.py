@@ -66,7 +66,7 @@ LARGE = {
 """Class with more methods -> what they are for. A class that is split leaves the list; none is added."""
 
 RECORDS = {
-    "conformance": {"report.runfile"}, "journal": {"report.journal"},
+    "conformance": {"report.runfile"}, "journal": {"run.session.journal"},
     "check-model": {"llama.cli.model"},
 }  # fmt: skip
 """Kind of record -> the modules of `conformance` that write it. What holds results should be one kind,

@@ -24,6 +24,7 @@ from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected
 from conformance.run.session.environment import environment
+from conformance.run.session.journal import Journal
 from conformance.suite.batch import groups
 
 SECONDS = 10.0
@@ -43,7 +44,7 @@ class Chunk:
     exact: bool = False
     """True to also record the NMSE from values without declared rounding."""
     write_ahead: str | None = None
-    """Folder on this machine for running cases, which a later run recovers."""
+    """Folder on this machine for the journal, which a later run recovers."""
     names: dict[str, JSON] = field(default_factory=registry.pack)
     version: str = field(default_factory=lambda: conformance.__version__)
 
@@ -133,9 +134,9 @@ def _runner(chunk: Chunk) -> Runner:
         if hasattr(_HELD, "runner"):
             _HELD.runner.close()
         registry.unpack(chunk.names)
-        ahead = None if chunk.write_ahead is None else Path(chunk.write_ahead)
+        journal = None if chunk.write_ahead is None else Journal(Path(chunk.write_ahead))
         oracle = Oracle(exact=chunk.exact, disk=expected.here())
-        _HELD.key, _HELD.runner = key, Runner(isolation=chunk.isolation, oracle=oracle, write_ahead=ahead)
+        _HELD.key, _HELD.runner = key, Runner(isolation=chunk.isolation, oracle=oracle, journal=journal)
     runner: Runner = _HELD.runner
     runner.backend(chunk.spec)
     return runner

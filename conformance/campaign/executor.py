@@ -19,11 +19,11 @@ from typing import Protocol
 
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON
+from conformance.case.strict import checked
 from conformance.ggml.errors import BackendCrashError, ConformanceError
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.process import WorkerDiedError
-from conformance.report.runfile import checked
 from conformance.run.session import failures
 from conformance.run.session.select import build
 from conformance.testrun import TestRun
@@ -302,7 +302,7 @@ class Executor:
             self._backends[spec].drop()
 
     def _saved(self, result: Result) -> Result:
-        folder = self._run.save_failures
+        folder = self._run.chosen.saves
         if folder is None or result.verdict not in FAILURES or result.waived:
             return result
         try:

@@ -30,13 +30,13 @@ from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, T
 from conformance.process import Deadline, is_traced
 from conformance.report.compare import DIFFERS
 from conformance.report.compare import sentence as compared
-from conformance.report.journal import Journal
 from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import budget_used, command, refusal_lines
 from conformance.run.isolation.isolate import Isolation, Workers, pids
 from conformance.run.live import LIVE
 from conformance.run.session import failures
+from conformance.run.session.journal import Continued
 from conformance.run.session.select import case_name
 from conformance.run.session.settings import WaiverBook, exists, settings_lines, today
 from conformance.run.session.shard import WHOLE
@@ -136,20 +136,17 @@ def run(
     failed = None if last is None else last_failed.read()
     if last:
         chosen = _only_failed(chosen, failed or {})
-    waivers = WaiverBook(chosen.settings.waivers_of(chosen.specs, chosen.waivers_path), today())
     journal = None
     if journal_path:
-        journal = Journal(journal_path, request, {str(s): it for s, it in chosen.tested(waivers).items()})
-        if journal.reused:
-            line(journal.reused, err=True)
-        click.get_current_context().call_on_close(journal.close)
+        journal = Continued(journal_path, chosen.folder, request)
+        click.get_current_context().call_on_close(partial(journal.end, written=False))
         chosen = replace(chosen, fresh_seed=journal.seed if chosen.seed is None else None)
     say_seed(chosen)
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
     shown = Shown(
         verbose is True, verbose is False, 1 if first else maxfail, budget or inf, workers, jobs, minutes, failed
     )
-    it = TestRun(chosen, journal=journal, waivers=waivers)
+    it = TestRun(chosen, journal=journal)
     try:
         leave(Execution(it, shown, gating=gating).run())
     finally:
@@ -277,7 +274,7 @@ class Execution:
             return
         if self._shown.jobs > 1:
             devices = devices_of(self._run.chosen.specs, self._shown.jobs)
-            with closing(Lanes(devices, str(self._run.folder))) as lanes:
+            with closing(Lanes(devices, str(self._run.chosen.folder))) as lanes:
                 self._on(lanes)
             return
         for asked in self._rounds():

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from conformance.judge.verdict import FAILURES, MissingCause, Result, Verdict, counted
+from conformance.run.session.environment import Environment
 
 from .compare import DIFFERS, Comparison, Pair
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation, operation_of
-from .runfile import Environment
 from .runs import Row, Runs, budget_used, command, pace, refusals
 from .scope import scopes_of
 

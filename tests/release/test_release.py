@@ -672,7 +672,7 @@ def test_a_killed_release_leaves_its_results(tmp_path: Path) -> None:
     assert [r.value.case for r in runs.results] == ids[:1]
     assert [(m.value.case, m.value.cause) for m in runs.missing] == [(ids[1], MissingCause.LOST)]
     assert f"**{INTERRUPTED}**" in markdown(runs)
-    os.close(killed.it._partial._descriptor)  # type: ignore[union-attr, arg-type]  # as the end of its process does
+    os.close(killed.it.journal._descriptor)  # type: ignore[arg-type]  # as the end of its process does
     assert "its 1 results are in" in begin([path])[0]
     again = begun()
     assert again.it.left == []
