@@ -65,6 +65,26 @@ SLOW = 5.0
 """Target seconds of a group under a time limit; after a slower one the next is smaller."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewCases:
+    """Rounds of new cases."""
+
+    families: Sequence[str]
+    globs: Sequence[str]
+    level: Level
+    count: int
+    """Number of cases in a round, of all shards."""
+    seed: int
+    """Seed of round 0."""
+    shard: Shard
+
+    def round(self, n: int) -> list[str]:
+        """Return the ids of the n-th round in this shard; UsageError for an unknown family or glob."""
+        if not self.count:
+            return []
+        return self.shard.share(fresh_ids(self.families, self.globs, self.level, self.count, (self.seed + n) % LARGEST))
+
+
 @dataclass(frozen=True)
 class Chosen:
     """The selection made on either command line; a field is an option's `dest` (`cli.options`)."""
@@ -192,27 +212,23 @@ class Chosen:
         return [reseeded(i, self.seed) for i in case_ids(self.families, self.globs, level)]
 
     @cached_property
-    def fresh_cases(self) -> list[str]:
-        """Ids of new cases of this shard, which no level lists."""
-        level = self.level or LEVELS[0]
-        new = fresh_ids(self.families, self.globs, level, self.fresh, self.seed_of_fresh) if self.fresh else []
-        return self.shard.share(new)
-
-    @cached_property
-    def seed_of_fresh(self) -> int:
-        """The seed of `fresh_cases`."""
-        chosen = self.seed if self.fresh_seed is None else self.fresh_seed
-        return new_seed() if chosen is None else chosen
+    def new(self) -> NewCases:
+        """The new cases, which no level lists."""
+        seed = self.seed if self.fresh_seed is None else self.fresh_seed
+        return NewCases(
+            self.families,
+            self.globs,
+            self.level or LEVELS[0],
+            self.fresh,
+            new_seed() if seed is None else seed,
+            self.shard,
+        )
 
     @cached_property
     def ids(self) -> dict[Spec, list[str]]:
         """Backend -> ids of this shard, not of files; UsageError for an unknown family or glob."""
-        return {s: list(dict.fromkeys([*self.shard.share(self._ids.get(n, ())), *self.fresh_cases]))
+        return {s: list(dict.fromkeys([*self.shard.share(self._ids.get(n, ())), *self.new.round(0)]))
                 for s, n in self.levels.items()}  # fmt: skip
-
-    def round(self, n: int) -> list[str]:
-        """Return the ids of the n-th round of new cases; `fresh_cases` are round 0."""
-        return replace(self, fresh_seed=(self.seed_of_fresh + n) % LARGEST).fresh_cases
 
     def listed(self, spec: Spec) -> int:
         """Return the number of ids in a backend's level, of all shards."""
@@ -245,6 +261,93 @@ class Chosen:
         shard = {} if self.shard == WHOLE else {"shard": self.shard.to_json(every)}
         against = {} if self.against is None else {"against": str(self.base or self.against)}
         return {"selection": {**self.to_json(), **against}, **shard}
+
+
+class Against:
+    """The other side of a comparison: a record, or a backend that runs the same cases."""
+
+    def __init__(self, bases: Mapping[Spec, Spec], earlier: Iterable[Result] = ()) -> None:
+        """Prepare a comparison.
+
+        Args:
+            bases: backend -> the one to compare with.
+            earlier: results of a record.
+        """
+        self._bases = bases
+        self._ran: dict[tuple[Spec, str], Result] = {}
+        """Base and case -> its result."""
+        self.before: dict[tuple[str, str], Result] = {(r.backend, r.case): r for r in earlier}
+        """Backend and case -> the result to compare with."""
+
+    @classmethod
+    def of(cls, chosen: Chosen) -> Against | None:
+        """Return the comparison that `chosen` asks for; UsageError for an unreadable record."""
+        if chosen.against is None:
+            return None
+        if chosen.base is not None:
+            return cls(dict.fromkeys(chosen.specs, chosen.base))
+        own = {str(s) for s in chosen.specs}
+        rows = (row.value for row in read_runs([Path(chosen.against)]).results)
+        return cls({}, [r for r in rows if r.backend in own])
+
+    @property
+    def results(self) -> list[Result]:
+        """Results of bases, each case once."""
+        return list(self._ran.values())
+
+    def base(self, spec: Spec) -> Spec | None:
+        """Return the backend that runs the cases of `spec`, too; None with a record."""
+        return self._bases.get(spec)
+
+    def lacks(self, base: Spec, case_id: str) -> bool:
+        """Return True if a base has not run a case."""
+        return (base, case_id) not in self._ran
+
+    def add(self, base: Spec, results: Iterable[Result]) -> None:
+        """Take results of a base."""
+        self._ran |= {(base, r.case): r for r in results}
+
+    def match(self, spec: Spec, cases: Sequence[Case]) -> int:
+        """Take what the base has of `cases`; return the number before the first it lacks."""
+        found = [self._ran.get((self._bases[spec], c.id)) for c in cases]
+        done = found.index(None) if None in found else len(found)
+        self.before |= {(str(spec), c.id): r for c, r in zip(cases[:done], found, strict=False) if r is not None}
+        return done
+
+    def pairs(self, results: Iterable[Result]) -> list[Pair]:
+        """Return each result, paired with the one to compare with."""
+        return [Pair(r.case, r.backend, Side.of(self.before.get((r.backend, r.case))), Side.of(r)) for r in results]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One call of `TestRun.play`: its limits, and the function that is told of the work."""
+
+    runner: Runner
+    deadline: Deadline
+    stop: Callable[[], bool]
+    at: Callable[[str], None]
+
+    def is_over(self) -> bool:
+        """Return True if no further group of cases starts."""
+        return self.stop() or self._is_late(self.deadline)
+
+    def case(self, case: Case | str) -> Case:
+        """Return the case of an id."""
+        self.at(f"making {case_name(case)}")
+        return self.runner.case(case) if isinstance(case, str) else case
+
+    def run(self, spec: Spec, group: Sequence[Case], deadline: Deadline) -> Sequence[Result]:
+        """Run a group of cases; return the results before a time-out at the end of the run."""
+        self.at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
+        with self.runner.within(deadline):
+            results = self.runner.run(spec, group)
+        late = self._is_late(deadline)
+        cut = (k for k, r in enumerate(results) if late and r.verdict is Verdict.TIMEOUT)
+        return results[: next(cut, len(results))]
+
+    def _is_late(self, deadline: Deadline) -> bool:
+        return deadline.is_over() or self.runner.is_over()
 
 
 class TestRun:
@@ -288,23 +391,15 @@ class TestRun:
             waivers=self.waivers,
             oracle=Oracle(exact=chosen.exact, disk=expected.here()),
         )
-        self._starts = Starts(self._small)
+        self._starts = Starts(self.runner)
         self.request = Request()
-        self.fresh: set[str] = set(chosen.fresh_cases)
+        self.fresh: set[str] = set(chosen.new.round(0))
         """Ids of new cases, whose failures do not fail the run."""
         self.results: list[Result] = []
-        self.before: dict[tuple[str, str], Result] | None = None if bases is None else {}
-        """Backend and case -> the result to compare with; None without a comparison."""
-        self._bases = bases or {}
-        if chosen.against is not None:
-            own = {str(s) for s in chosen.specs}
-            rows = [] if chosen.base else [r.value for r in read_runs([Path(chosen.against)]).results]
-            self.before = {(r.backend, r.case): r for r in rows if r.backend in own}
-            self._bases = {s: chosen.base for s in chosen.specs if chosen.base}
+        self.against = Against.of(chosen) if bases is None else Against(bases)
+        """The other side of the comparison; None without one."""
         self.reasons: dict[tuple[str, str], str] = {}
         """Backend and case (or "" for all its cases) -> reason why there is no result."""
-        self._of_bases: dict[tuple[Spec, str], Result] = {}
-        """Base and case -> its result."""
         self.missing: list[Missing] = []
         self.causes: list[Cause] | None = None
         """Causes of the failures; None if there was no search for them."""
@@ -367,6 +462,7 @@ class TestRun:
             BackendCrashError: the device does not start (`run.start`).
         """
         self._starts.check(spec)
+        turn = Turn(self.runner, deadline, stop, at)
         # a live family opens its devices itself, also those that only llama.cpp knows
         full = FIRST if cases and is_live(case_name(cases[0])) else self.runner.batch_size(spec)
         start, size = 0, full if deadline.end == inf else FIRST
@@ -375,13 +471,12 @@ class TestRun:
         while batch := cases[start : start + size]:
             began, done = self.clock(), 0
             earlier = [self.take(spec, case_name(c)) for c in batch]
-            left = (self._case(c, at) for c, k in zip(batch, earlier, strict=True) if k is None)
-            new = self._new(spec, left, deadline, stop, at)
+            new = self._new(spec, (turn.case(c) for c, k in zip(batch, earlier, strict=True) if k is None), turn)
             for case, known in zip(batch, earlier, strict=True):
                 found = next(new, None) if known is None else (None, known)
                 if found is None:  # stopped before this case
                     return
-                if known is not None and not self._base(spec, [self._case(case, at)], deadline, at):
+                if known is not None and not self._base(spec, [turn.case(case)], turn):
                     return
                 result = replace(found[1], fresh=found[1].case in self.fresh)
                 self.results.append(result)
@@ -394,70 +489,36 @@ class TestRun:
             else:
                 size = max(1, done // 4) if self.clock() - began > SLOW else min(MOST, full, 2 * size)
 
-    def _new(
-        self,
-        spec: Spec,
-        cases: Iterable[Case],
-        deadline: Deadline,
-        stop: Callable[[], bool],
-        at: Callable[[str], None],
-    ) -> Iterator[tuple[Case, Result]]:
+    def _new(self, spec: Spec, cases: Iterable[Case], turn: Turn) -> Iterator[tuple[Case, Result]]:
         for group in groups(cases):
-            if stop() or deadline.is_over() or self.runner.is_over():
+            if turn.is_over():
                 return
-            results = self._timely(self._run(spec, group, deadline, at), deadline)
-            results = [replace(r, fresh=r.case in self.fresh) for r in results]
+            results = [replace(r, fresh=r.case in self.fresh) for r in turn.run(spec, group, turn.deadline)]
             self.keep(results)
-            done = self._base(spec, group[: len(results)], deadline, at)
+            done = self._base(spec, group[: len(results)], turn)
             yield from zip(group, results[:done], strict=False)
 
     def check_start(self, spec: Spec, results: Sequence[Result]) -> None:
         """Take results of other processes; BackendCrashError: the device does not start."""
         self._starts.check(spec, results)
 
-    def _small(self, spec: Spec, case_id: str) -> Result:
-        with self.runner.quick(locates=False, checks_stale_state=False):
-            return self.runner.run(spec, [self.runner.case(case_id)])[0]
-
-    def _timely(self, results: Sequence[Result], deadline: Deadline = FOREVER) -> Sequence[Result]:
-        """Return the results before the first timeout that the end of the run caused."""
-        over = deadline.is_over() or self.runner.is_over()
-        cut = (k for k, r in enumerate(results) if over and r.verdict is Verdict.TIMEOUT)
-        return results[: next(cut, len(results))]
-
-    def _run(self, spec: Spec, group: Sequence[Case], deadline: Deadline, at: Callable[[str], None]) -> list[Result]:
-        at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
-        with self.runner.within(deadline):
-            return self.runner.run(spec, group)
-
-    def _base(self, spec: Spec, cases: Sequence[Case], deadline: Deadline, at: Callable[[str], None]) -> int:
+    def _base(self, spec: Spec, cases: Sequence[Case], turn: Turn) -> int:
         """Run cases on the base, unless it has their results; return how many it has.
 
         Less than all if the time of the run is over.
         """
-        base = self._bases.get(spec)
-        if base is None or self.before is None:
+        against = self.against
+        base = None if against is None else against.base(spec)
+        if against is None or base is None:
             return len(cases)
         for case in cases:
-            if (base, case.id) not in self._of_bases and (known := self.take(base, case.id)) is not None:
-                self._of_bases[base, case.id] = known
-        for group in groups(c for c in cases if (base, c.id) not in self._of_bases):
-            results = self._timely(self._run(base, group, FOREVER.request(deadline.each), at))
+            if against.lacks(base, case.id) and (known := self.take(base, case.id)) is not None:
+                against.add(base, [known])
+        for group in groups(c for c in cases if against.lacks(base, c.id)):
+            results = turn.run(base, group, FOREVER.request(turn.deadline.each))
             self.keep(results)
-            self._of_bases |= {(base, r.case): r for r in results}
-        found = [self._of_bases.get((base, c.id)) for c in cases]
-        done = found.index(None) if None in found else len(found)
-        self.before |= {(str(spec), c.id): r for c, r in zip(cases[:done], found, strict=False) if r is not None}
-        return done
-
-    def _case(self, case: Case | str, at: Callable[[str], None]) -> Case:
-        at(f"making {case_name(case)}")
-        return self.runner.case(case) if isinstance(case, str) else case
-
-    def pairs(self) -> list[Pair]:
-        """Return each result, paired with that of the base."""
-        known = self.before or {}
-        return [Pair(r.case, r.backend, Side.of(known.get((r.backend, r.case))), Side.of(r)) for r in self.results]
+            against.add(base, results)
+        return against.match(spec, cases)
 
     def explain(self, causes: list[Cause]) -> None:
         """Store the causes of failures and assign them to results."""
@@ -495,7 +556,7 @@ class TestRun:
 
     @property
     def _rows(self) -> list[Result]:
-        return [*self.results, *self._of_bases.values()]
+        return [*self.results, *(self.against.results if self.against else ())]
 
     def _record(self) -> dict[str, JSON]:
         document = record(
@@ -520,7 +581,11 @@ class TestRun:
         """Return the outcome, which decides the exit code."""
         unproven = self.unproven() if self.gating else {}
         found = judge(
-            self.results, self.missing, waivers=self.waiver_problems[0], unproven=unproven.values(), before=self.before
+            self.results,
+            self.missing,
+            waivers=self.waiver_problems[0],
+            unproven=unproven.values(),
+            before=self.against.before if self.against else None,
         )
         return found + Outcome.of(Why.BROKEN, self.faults)
 

@@ -60,8 +60,6 @@ LARGE = {
     "conformance.llama.model.check.Check": "the stages of a check and its processes",
     "conformance.llama.release.release.Release": "stages, targets and the state on disk",
     "conformance.run.isolation.isolate.IsolatedBackend": "the interface of a backend, one request each",
-    "conformance.testrun.Chosen": "the request of a run, with all of its defaults",
-    "conformance.testrun.TestRun": "one run: the loop, its results and its record",
 }
 """Class with more methods -> what they are for. A class that is split leaves the list; none is added."""
 

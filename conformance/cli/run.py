@@ -287,7 +287,7 @@ class Execution:
         for n in count(1):
             if not chosen.fresh or self._shown.budget == inf or self._stops():
                 return
-            new = [i for i in chosen.round(n) if i not in self._run.fresh]
+            new = [i for i in chosen.new.round(n) if i not in self._run.fresh]
             if not new:
                 return
             self._run.fresh.update(new)
@@ -467,9 +467,9 @@ def _figure(x: float | None) -> str:
 
 def _compared(it: TestRun, *, quiet: bool) -> list[str]:
     """Return a line for each case that differs from the base run."""
-    if it.before is None:
+    if it.against is None:
         return []
-    pairs = it.pairs()
+    pairs = it.against.pairs(it.results)
     changed = [p for p in pairs if p.state in DIFFERS] if not quiet else []
     lines = [
         f"{p.state}: {p.after.verdict} {p.case} on {p.backend}, was {p.before.verdict}"

@@ -239,7 +239,7 @@ class Release:
     def results(self, target: Target) -> tuple[list[Result], list[Result]]:
         """Return the results of the build and of its base."""
         build = [r for r in self.it.results if r.backend == str(target.build)]
-        before = self.it.before or {}
+        before = self.it.against.before if self.it.against else {}
         return build, [before[r.backend, r.case] for r in build if (r.backend, r.case) in before]
 
     def ids(self, state: State) -> list[str]:
