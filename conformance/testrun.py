@@ -26,7 +26,7 @@ from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Verdict
 from conformance.process import FOREVER, Deadline
-from conformance.report.compare import Pair, Side
+from conformance.report.compare import Side, Sides
 from conformance.report.runfile import Selection, record, write_json
 from conformance.report.runs import read_runs
 from conformance.report.scope import Scope, scopes
@@ -314,9 +314,9 @@ class Against:
         self.before |= {(str(spec), c.id): r for c, r in zip(cases[:done], found, strict=False) if r is not None}
         return done
 
-    def pairs(self, results: Iterable[Result]) -> list[Pair]:
+    def pairs(self, results: Iterable[Result]) -> list[Sides]:
         """Return each result, paired with the one to compare with."""
-        return [Pair(r.case, r.backend, Side.of(self.before.get((r.backend, r.case))), Side.of(r)) for r in results]
+        return [Sides(r.case, r.backend, Side.of(self.before.get((r.backend, r.case))), Side.of(r)) for r in results]
 
 
 @dataclass(frozen=True, slots=True)

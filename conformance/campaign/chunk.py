@@ -86,7 +86,7 @@ class Reply:
 
 
 _HELD = threading.local()
-"""Per-thread state between tasks: `runner` and its `key`."""
+"""Per-thread state between tasks: `runner`, its `key` and its `journal`."""
 
 
 def dask_setup(_worker: object) -> None:
@@ -133,10 +133,21 @@ def _runner(chunk: Chunk) -> Runner:
     if getattr(_HELD, "key", None) != key:
         if hasattr(_HELD, "runner"):
             _HELD.runner.close()
+            end_journal()
         registry.unpack(chunk.names)
         journal = None if chunk.write_ahead is None else Journal(Path(chunk.write_ahead))
         oracle = Oracle(exact=chunk.exact, disk=expected.here())
-        _HELD.key, _HELD.runner = key, Runner(isolation=chunk.isolation, oracle=oracle, journal=journal)
+        _HELD.key, _HELD.journal, _HELD.runner = (
+            key,
+            journal,
+            Runner(isolation=chunk.isolation, oracle=oracle, journal=journal),
+        )
     runner: Runner = _HELD.runner
     runner.backend(chunk.spec)
     return runner
+
+
+def end_journal() -> None:
+    """Remove the journal of this thread's runner: no case runs any more."""
+    if (journal := getattr(_HELD, "journal", None)) is not None:
+        journal.end(written=False)

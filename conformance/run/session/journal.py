@@ -477,7 +477,7 @@ def _short(value: JSON) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND
+FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
 def _open_locked(path: Path, patience: float = 0.0) -> int | None:
