@@ -22,10 +22,10 @@ from conformance.case.leftover import write_whole
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Exit, Outcome, Why
 from conformance.process import interrupt, spawn_command, words
-from conformance.report.journal import lock
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import read_document
 from conformance.run.session.identity import identity
+from conformance.run.session.journal import lock
 from conformance.run.session.select import new_seed
 from conformance.run.session.shard import Shard
 

@@ -58,9 +58,11 @@ class Suite:
     def __init__(self, config: pytest.Config) -> None:
         chosen = options.chosen_of(config)
         if chosen.fresh and getattr(config.option, "fresh_seed", None) is None:  # xdist's workers get it
-            config.option.fresh_seed = chosen.seed_of_fresh
+            config.option.fresh_seed = chosen.new.seed
         self.chosen = replace(chosen, fresh_seed=getattr(config.option, "fresh_seed", None))
         self.is_worker = hasattr(config, "workerinput")
+        if self.is_worker:  # the controller writes the record
+            self.chosen = replace(self.chosen, json_path=None)
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
         self.run = TestRun(self.chosen, recovers=not self.is_worker)
         if self.is_shared:
@@ -79,8 +81,8 @@ class Suite:
         for spec, case in keys:
             self.planned.setdefault(spec, []).append(case)
         request = Request({str(spec): ids for spec, ids in self.planned.items()})
-        writes = not self.is_worker and not session.config.option.collectonly
-        self.run.ask(request, gating=self._is_gating(), writes=writes)
+        if not session.config.option.collectonly:
+            self.run.ask(request, gating=self._is_gating())
 
     def keep(self, key: Key, result: Result) -> None:
         """Store a result and write it to disk at once."""
@@ -360,8 +362,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             show(refusal_lines(own))
     if config.option.verbose >= 0:
         show(map(str, run.scopes()))
-    if chosen.fresh_cases:
-        show([f"--fresh {len(chosen.fresh_cases)}: seed {chosen.seed_of_fresh}"])
+    if new := chosen.new.round(0):
+        show([f"--fresh {len(new)}: seed {chosen.new.seed}"])
     show(run.notes())
     show(printable(f"{name}: not available: {reason}") for name, reason in chosen.lacking.items())
     absent = {} if chosen.globs else lacking(chosen.families)

@@ -26,8 +26,7 @@ from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, judge
 from conformance.judge.verdict import FAILURES, Missing, MissingCause, Request, Result, Verdict
 from conformance.process import FOREVER, Deadline
-from conformance.report.compare import Pair
-from conformance.report.journal import Journal, Partial
+from conformance.report.compare import Sides
 from conformance.report.runfile import Selection, record, write_json
 from conformance.report.runs import read_runs
 from conformance.report.scope import Scope, scopes
@@ -35,13 +34,15 @@ from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.live import is_live
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
-from conformance.run.session import expected, writeahead
+from conformance.run.session import expected
+from conformance.run.session.folder import default_folder
 from conformance.run.session.identity import Identity, identity
+from conformance.run.session.interrupted import left_in, recover
+from conformance.run.session.journal import Beside, Continued, Journal
 from conformance.run.session.precision import advice
 from conformance.run.session.select import (
     FOLDER,
     LARGEST,
-    build,
     case_ids,
     case_name,
     choose,
@@ -62,6 +63,26 @@ FIRST, MOST = 8, 32
 """Cases of the first group and of any group under a time limit."""
 SLOW = 5.0
 """Target seconds of a group under a time limit; after a slower one the next is smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewCases:
+    """Rounds of new cases."""
+
+    families: Sequence[str]
+    globs: Sequence[str]
+    level: Level
+    count: int
+    """Number of cases in a round, of all shards."""
+    seed: int
+    """Seed of round 0."""
+    shard: Shard
+
+    def round(self, n: int) -> list[str]:
+        """Return the ids of the n-th round in this shard; UsageError for an unknown family or glob."""
+        if not self.count:
+            return []
+        return self.shard.share(fresh_ids(self.families, self.globs, self.level, self.count, (self.seed + n) % LARGEST))
 
 
 @dataclass(frozen=True)
@@ -158,10 +179,15 @@ class Chosen:
             raise UsageError(f"--against {self.against}: another backend, or a run's record, expected")
         return found[0]
 
-    def tested(self, waivers: WaiverBook) -> dict[Spec, Identity]:
-        """Return the content of what each backend tests, and of the one to compare with."""
-        bases = [self.base] if self.against is not None and self.base else []
-        return {s: identity(s, waivers.of(s)) for s in (*self.specs, *bases)}
+    @property
+    def saves(self) -> Path | None:
+        """Folder for failing cases; None for none."""
+        return self.save_failures or (Path(FOLDER) if self.fresh else None)
+
+    @property
+    def folder(self) -> Path:
+        """Folder for the journals of runs that write no record, and for running cases."""
+        return self.saves or default_folder()
 
     @cached_property
     def levels(self) -> dict[Spec, Level]:
@@ -188,27 +214,23 @@ class Chosen:
         return [reseeded(i, self.seed) for i in case_ids(self.families, self.globs, level)]
 
     @cached_property
-    def fresh_cases(self) -> list[str]:
-        """Ids of new cases of this shard, which no level lists."""
-        level = self.level or LEVELS[0]
-        new = fresh_ids(self.families, self.globs, level, self.fresh, self.seed_of_fresh) if self.fresh else []
-        return self.shard.share(new)
-
-    @cached_property
-    def seed_of_fresh(self) -> int:
-        """The seed of `fresh_cases`."""
-        chosen = self.seed if self.fresh_seed is None else self.fresh_seed
-        return new_seed() if chosen is None else chosen
+    def new(self) -> NewCases:
+        """The new cases, which no level lists."""
+        seed = self.seed if self.fresh_seed is None else self.fresh_seed
+        return NewCases(
+            self.families,
+            self.globs,
+            self.level or LEVELS[0],
+            self.fresh,
+            new_seed() if seed is None else seed,
+            self.shard,
+        )
 
     @cached_property
     def ids(self) -> dict[Spec, list[str]]:
         """Backend -> ids of this shard, not of files; UsageError for an unknown family or glob."""
-        return {s: list(dict.fromkeys([*self.shard.share(self._ids.get(n, ())), *self.fresh_cases]))
+        return {s: list(dict.fromkeys([*self.shard.share(self._ids.get(n, ())), *self.new.round(0)]))
                 for s, n in self.levels.items()}  # fmt: skip
-
-    def round(self, n: int) -> list[str]:
-        """Return the ids of the n-th round of new cases; `fresh_cases` are round 0."""
-        return replace(self, fresh_seed=(self.seed_of_fresh + n) % LARGEST).fresh_cases
 
     def listed(self, spec: Spec) -> int:
         """Return the number of ids in a backend's level, of all shards."""
@@ -243,6 +265,103 @@ class Chosen:
         return {"selection": {**self.to_json(), **against}, **shard}
 
 
+class Against:
+    """The other side of a comparison: a record, or a backend that runs the same cases."""
+
+    def __init__(self, bases: Mapping[Spec, Spec], earlier: Iterable[Result] = ()) -> None:
+        """Prepare a comparison.
+
+        Args:
+            bases: backend -> the one to compare with.
+            earlier: results of a record.
+        """
+        self._bases = bases
+        self._ran: dict[tuple[Spec, str], Result] = {}
+        """Base and case -> its result."""
+        self.before: dict[tuple[str, str], Result] = {(r.backend, r.case): r for r in earlier}
+        """Backend and case -> the result to compare with."""
+
+    @classmethod
+    def of(cls, chosen: Chosen) -> Against | None:
+        """Return the comparison that `chosen` asks for; UsageError for an unreadable record."""
+        if chosen.against is None:
+            return None
+        if chosen.base is not None:
+            return cls(dict.fromkeys(chosen.specs, chosen.base))
+        own = {str(s) for s in chosen.specs}
+        rows = (row.value for row in read_runs([Path(chosen.against)]).results)
+        return cls({}, [r for r in rows if r.backend in own])
+
+    @property
+    def results(self) -> list[Result]:
+        """Results of bases, each case once."""
+        return list(self._ran.values())
+
+    def base(self, spec: Spec) -> Spec | None:
+        """Return the backend that runs the cases of `spec`, too; None with a record."""
+        return self._bases.get(spec)
+
+    def lacks(self, base: Spec, case_id: str) -> bool:
+        """Return True if a base has not run a case."""
+        return (base, case_id) not in self._ran
+
+    def add(self, base: Spec, results: Iterable[Result]) -> None:
+        """Take results of a base."""
+        self._ran |= {(base, r.case): r for r in results}
+
+    def match(self, spec: Spec, cases: Sequence[Case]) -> int:
+        """Take what the base has of `cases`; return the number before the first it lacks."""
+        found = [self._ran.get((self._bases[spec], c.id)) for c in cases]
+        done = found.index(None) if None in found else len(found)
+        self.before |= {(str(spec), c.id): r for c, r in zip(cases[:done], found, strict=False) if r is not None}
+        return done
+
+    def without_bases(self, found: Mapping[tuple[Spec, str], Result]) -> dict[tuple[Spec, str], Result]:
+        """Take the results of bases, and return the others."""
+        bases = frozenset(self._bases.values())
+        self._ran |= {pair: r for pair, r in found.items() if pair[0] in bases}
+        own = {pair: r for pair, r in found.items() if pair[0] not in bases}
+        for spec, case_id in own:
+            if spec in self._bases and (r := self._ran.get((self._bases[spec], case_id))) is not None:
+                self.before[str(spec), case_id] = r
+        return own
+
+    def pairs(self, results: Iterable[Result]) -> list[Sides]:
+        """Return each result, paired with the one to compare with."""
+        return [Sides.of(self.before.get((r.backend, r.case)), r) for r in results]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One call of `TestRun.play`: its limits, and the function that is told of the work."""
+
+    runner: Runner
+    deadline: Deadline
+    stop: Callable[[], bool]
+    at: Callable[[str], None]
+
+    def is_over(self) -> bool:
+        """Return True if no further group of cases starts."""
+        return self.stop() or self._is_late(self.deadline)
+
+    def case(self, case: Case | str) -> Case:
+        """Return the case of an id."""
+        self.at(f"making {case_name(case)}")
+        return self.runner.case(case) if isinstance(case, str) else case
+
+    def run(self, spec: Spec, group: Sequence[Case], deadline: Deadline) -> Sequence[Result]:
+        """Run a group of cases; return the results before a time-out at the end of the run."""
+        self.at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
+        with self.runner.within(deadline):
+            results = self.runner.run(spec, group)
+        late = self._is_late(deadline)
+        cut = (k for k, r in enumerate(results) if late and r.verdict is Verdict.TIMEOUT)
+        return results[: next(cut, len(results))]
+
+    def _is_late(self, deadline: Deadline) -> bool:
+        return deadline.is_over() or self.runner.is_over()
+
+
 class TestRun:
     """A run of a selection: requested cases, results and the record."""
 
@@ -252,7 +371,7 @@ class TestRun:
         self,
         chosen: Chosen,
         *,
-        journal: Journal | None = None,
+        journal: Continued | None = None,
         waivers: WaiverBook | None = None,
         bases: Mapping[Spec, Spec] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -262,47 +381,37 @@ class TestRun:
 
         Args:
             chosen: the selection.
-            journal: has the results of an earlier start, and takes each new one.
+            journal: that of `--journal`, which has the results of earlier starts; None for a new one.
             waivers: known failures; None for those of the selection.
             bases: backend -> the one to compare with; None for that of `against`, for each.
             clock: seconds, for time limits.
             recovers: look for cases that an interrupted run left.
         """
-        self.chosen, self._journal, self.clock = chosen, journal, clock
+        self.chosen, self.clock = chosen, clock
         settings = chosen.settings
         if waivers is None:
             waivers = WaiverBook(settings.waivers_of(chosen.specs, chosen.waivers_path), today())
         self.waivers, self.active_settings = waivers, active_settings(settings, waivers)
-        self.save_failures = save = chosen.save_failures or (Path(FOLDER) if chosen.fresh else None)
-        """Folder for failing cases."""
-        self.folder = save or writeahead.default_folder()
-        """Folder for running cases, which a later run recovers."""
+        new = Beside(chosen.json_path, chosen.folder) if chosen.json_path else Journal(chosen.folder)
+        self.journal = journal or new
         self.left = self.recovered() if recovers else []
         """Sentences on cases that an interrupted run left."""
         self.runner = Runner(
-            save_failures=save,
+            save_failures=chosen.saves,
             workers=chosen.workers,
-            write_ahead=self.folder,
+            journal=self.journal,
             waivers=self.waivers,
             oracle=Oracle(exact=chosen.exact, disk=expected.here()),
         )
-        self._starts = Starts(self._small)
+        self._starts = Starts(self.runner)
         self.request = Request()
-        self.fresh: set[str] = set(chosen.fresh_cases)
+        self.fresh: set[str] = set(chosen.new.round(0))
         """Ids of new cases, whose failures do not fail the run."""
         self.results: list[Result] = []
-        self.before: dict[tuple[str, str], Result] | None = None if bases is None else {}
-        """Backend and case -> the result to compare with; None without a comparison."""
-        self._bases = bases or {}
-        if chosen.against is not None:
-            own = {str(s) for s in chosen.specs}
-            rows = [] if chosen.base else [r.value for r in read_runs([Path(chosen.against)]).results]
-            self.before = {(r.backend, r.case): r for r in rows if r.backend in own}
-            self._bases = {s: chosen.base for s in chosen.specs if chosen.base}
+        self.against = Against.of(chosen) if bases is None else Against(bases)
+        """The other side of the comparison; None without one."""
         self.reasons: dict[tuple[str, str], str] = {}
         """Backend and case (or "" for all its cases) -> reason why there is no result."""
-        self._of_bases: dict[tuple[Spec, str], Result] = {}
-        """Base and case -> its result."""
         self.missing: list[Missing] = []
         self.causes: list[Cause] | None = None
         """Causes of the failures; None if there was no search for them."""
@@ -313,31 +422,30 @@ class TestRun:
         """Errors in writing the record."""
         self.gating = False
         """True if a backend without a PASS fails the run."""
-        self._partial: Partial | None = None
+        self._tested: dict[str, Identity] = {}
+        """Backend -> the content of what it tests, when the run began."""
 
     @property
     def is_recorded(self) -> bool:
         """True if a record or a journal was requested."""
-        return self.chosen.json_path is not None or self._journal is not None
+        return self.chosen.json_path is not None or isinstance(self.journal, Continued)
 
-    def ask(self, request: Request, *, gating: bool, writes: bool = True) -> None:
-        """Set the required results, before anything runs; `writes`: this process writes the record."""
+    def ask(self, request: Request, *, gating: bool) -> None:
+        """Set the required results and begin the journal; raises as `Journal.begin`."""
         self.request, self.gating = request, gating
-        if self.chosen.json_path is not None and self._journal is None and writes:
-            self._partial = Partial(self.chosen.json_path, request)
-            if self._partial.left:
-                self.left.append(self._partial.left)
+        if self.is_recorded:
+            specs = map(Spec.parse, request.cases)
+            self._tested = {str(s): identity(s, self.waivers.of(s)) for s in specs}
+        self.journal.begin(request, self._tested)
+        self.left += left_in(self.journal)
 
     def keep(self, results: Sequence[Result]) -> None:
         """Write new results to disk at once; undecided ones are measured again at the next start."""
-        decided = [r for r in results if not r.undecided]
-        for place in (self._journal, self._partial):
-            if place is not None:
-                place.add(decided)
+        self.journal.add([r for r in results if not r.undecided])
 
     def take(self, backend: Spec, case_id: str) -> Result | None:
         """Return the result of an earlier start and remove it; None if there is none."""
-        return None if self._journal is None else self._journal.take(str(backend), case_id)
+        return self.journal.take(str(backend), case_id)
 
     def play(
         self,
@@ -366,6 +474,7 @@ class TestRun:
             BackendCrashError: the device does not start (`run.start`).
         """
         self._starts.check(spec)
+        turn = Turn(self.runner, deadline, stop, at)
         # a live family opens its devices itself, also those that only llama.cpp knows
         full = FIRST if cases and is_live(case_name(cases[0])) else self.runner.batch_size(spec)
         start, size = 0, full if deadline.end == inf else FIRST
@@ -374,13 +483,12 @@ class TestRun:
         while batch := cases[start : start + size]:
             began, done = self.clock(), 0
             earlier = [self.take(spec, case_name(c)) for c in batch]
-            left = (self._case(c, at) for c, k in zip(batch, earlier, strict=True) if k is None)
-            new = self._new(spec, left, deadline, stop, at)
+            new = self._new(spec, (turn.case(c) for c, k in zip(batch, earlier, strict=True) if k is None), turn)
             for case, known in zip(batch, earlier, strict=True):
                 found = next(new, None) if known is None else (None, known)
                 if found is None:  # stopped before this case
                     return
-                if known is not None and not self._base(spec, [self._case(case, at)], deadline, at):
+                if known is not None and not self._base(spec, [turn.case(case)], turn):
                     return
                 result = replace(found[1], fresh=found[1].case in self.fresh)
                 self.results.append(result)
@@ -393,70 +501,36 @@ class TestRun:
             else:
                 size = max(1, done // 4) if self.clock() - began > SLOW else min(MOST, full, 2 * size)
 
-    def _new(
-        self,
-        spec: Spec,
-        cases: Iterable[Case],
-        deadline: Deadline,
-        stop: Callable[[], bool],
-        at: Callable[[str], None],
-    ) -> Iterator[tuple[Case, Result]]:
+    def _new(self, spec: Spec, cases: Iterable[Case], turn: Turn) -> Iterator[tuple[Case, Result]]:
         for group in groups(cases):
-            if stop() or deadline.is_over() or self.runner.is_over():
+            if turn.is_over():
                 return
-            results = self._timely(self._run(spec, group, deadline, at), deadline)
-            results = [replace(r, fresh=r.case in self.fresh) for r in results]
+            results = [replace(r, fresh=r.case in self.fresh) for r in turn.run(spec, group, turn.deadline)]
             self.keep(results)
-            done = self._base(spec, group[: len(results)], deadline, at)
+            done = self._base(spec, group[: len(results)], turn)
             yield from zip(group, results[:done], strict=False)
 
     def check_start(self, spec: Spec, results: Sequence[Result]) -> None:
         """Take results of other processes; BackendCrashError: the device does not start."""
         self._starts.check(spec, results)
 
-    def _small(self, spec: Spec, case_id: str) -> Result:
-        with self.runner.quick(locates=False, checks_stale_state=False):
-            return self.runner.run(spec, [self.runner.case(case_id)])[0]
-
-    def _timely(self, results: Sequence[Result], deadline: Deadline = FOREVER) -> Sequence[Result]:
-        """Return the results before the first timeout that the end of the run caused."""
-        over = deadline.is_over() or self.runner.is_over()
-        cut = (k for k, r in enumerate(results) if over and r.verdict is Verdict.TIMEOUT)
-        return results[: next(cut, len(results))]
-
-    def _run(self, spec: Spec, group: Sequence[Case], deadline: Deadline, at: Callable[[str], None]) -> list[Result]:
-        at(group[0].id if len(group) == 1 else f"{group[0].id} and {len(group) - 1} more")
-        with self.runner.within(deadline):
-            return self.runner.run(spec, group)
-
-    def _base(self, spec: Spec, cases: Sequence[Case], deadline: Deadline, at: Callable[[str], None]) -> int:
+    def _base(self, spec: Spec, cases: Sequence[Case], turn: Turn) -> int:
         """Run cases on the base, unless it has their results; return how many it has.
 
         Less than all if the time of the run is over.
         """
-        base = self._bases.get(spec)
-        if base is None or self.before is None:
+        against = self.against
+        base = None if against is None else against.base(spec)
+        if against is None or base is None:
             return len(cases)
         for case in cases:
-            if (base, case.id) not in self._of_bases and (known := self.take(base, case.id)) is not None:
-                self._of_bases[base, case.id] = known
-        for group in groups(c for c in cases if (base, c.id) not in self._of_bases):
-            results = self._timely(self._run(base, group, FOREVER.request(deadline.each), at))
+            if against.lacks(base, case.id) and (known := self.take(base, case.id)) is not None:
+                against.add(base, [known])
+        for group in groups(c for c in cases if against.lacks(base, c.id)):
+            results = turn.run(base, group, FOREVER.request(turn.deadline.each))
             self.keep(results)
-            self._of_bases |= {(base, r.case): r for r in results}
-        found = [self._of_bases.get((base, c.id)) for c in cases]
-        done = found.index(None) if None in found else len(found)
-        self.before |= {(str(spec), c.id): r for c, r in zip(cases[:done], found, strict=False) if r is not None}
-        return done
-
-    def _case(self, case: Case | str, at: Callable[[str], None]) -> Case:
-        at(f"making {case_name(case)}")
-        return self.runner.case(case) if isinstance(case, str) else case
-
-    def pairs(self) -> list[Pair]:
-        """Return each result, paired with that of the base."""
-        known = self.before or {}
-        return [Pair.of(known.get((r.backend, r.case)), r) for r in self.results]
+            against.add(base, results)
+        return against.match(spec, cases)
 
     def explain(self, causes: list[Cause]) -> None:
         """Store the causes of failures and assign them to results."""
@@ -483,18 +557,18 @@ class TestRun:
             self.waiver_problems = self.waivers.problems(self.results)
             if (path := self.chosen.json_path) is not None:
                 write_json(path, {**self._record(), **self.chosen.extra()})
-                written = True
+            written = True
         finally:
             self.recorded(written=written)
 
     def recorded(self, *, written: bool) -> None:
-        """Remove the results beside the record if that is `written`, else keep them and say so."""
-        if self._partial is not None and (message := self._partial.close(written=written)):
+        """End the journal: remove it if the record is `written`, else say where it is."""
+        if message := self.journal.end(written=written):
             self.faults.append(message)
 
     @property
     def _rows(self) -> list[Result]:
-        return [*self.results, *self._of_bases.values()]
+        return [*self.results, *(self.against.results if self.against else ())]
 
     def _record(self) -> dict[str, JSON]:
         document = record(
@@ -502,10 +576,9 @@ class TestRun:
             settings=self.active_settings, gating=self.gating,
         )  # fmt: skip
         causes = {} if self.causes is None else {"causes": [c.to_json() for c in self.causes]}
-        backends = map(Spec.parse, self.request.cases)
-        tested = {"identity": {str(s): identity(s, self.waivers.of(s)).to_json() for s in backends}}
+        tested = {"identity": {name: it.to_json() for name, it in self._tested.items()}}
         environment = {"environment": {**document["environment"], **tested, **self.about.get("environment", {})}}
-        run = {} if self._journal is None else {"run": self._journal.run}
+        run = {"run": self.journal.run} if isinstance(self.journal, Continued) else {}
         return {**document, **self.about, **environment, **causes, **run}
 
     def scopes(self) -> list[Scope]:
@@ -520,7 +593,11 @@ class TestRun:
         """Return the outcome, which decides the exit code."""
         unproven = self.unproven() if self.gating else {}
         found = judge(
-            self.results, self.missing, waivers=self.waiver_problems[0], unproven=unproven.values(), before=self.before
+            self.results,
+            self.missing,
+            waivers=self.waiver_problems[0],
+            unproven=unproven.values(),
+            before=self.against.before if self.against else None,
         )
         return found + Outcome.of(Why.BROKEN, self.faults)
 
@@ -535,9 +612,11 @@ class TestRun:
         return [printable(text) for text in lines]
 
     def close(self) -> None:
-        """Close all backends."""
+        """Close all backends; a journal beside a record stays open until that is written."""
         self.runner.close()
+        if not isinstance(self.journal, Beside):
+            self.journal.end(written=False)
 
     def recovered(self) -> list[str]:
         """Save the cases that an interrupted process left; return a sentence on each."""
-        return [it.sentence() for it in writeahead.recover(self.folder, build)]
+        return [it.sentence() for it in recover(self.chosen.folder)]

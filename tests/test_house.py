@@ -51,12 +51,10 @@ METHODS = 20
 """At most, of a class."""
 LARGE = {
     "conformance.ggml.lib.library.Library": "the C interface of one ggml: its symbols, tensors and devices",
-    "conformance.testrun.Chosen": "the request of a run, with all of its defaults",
-    "conformance.testrun.TestRun": "one run: the loop, its results and its record",
 }
 """Class with more methods -> what they are for. A class that is split leaves the list; none is added."""
 
-RECORDS = {"conformance": {"report.runfile"}, "journal": {"report.journal"}}
+RECORDS = {"conformance": {"report.runfile"}, "journal": {"run.session.journal"}}
 """Kind of record -> the modules of `conformance` that write it. What holds results should be one kind,
 `report.runfile.Conformance`; a new kind needs a reason."""
 

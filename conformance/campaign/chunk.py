@@ -23,6 +23,7 @@ from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected
 from conformance.run.session.environment import environment
+from conformance.run.session.journal import Journal
 from conformance.run.session.settings import WaiverBook
 from conformance.suite.batch import groups
 
@@ -42,8 +43,8 @@ class Chunk:
     """Seconds after which only the first case may start."""
     exact: bool = False
     """True to also record the NMSE from values without declared rounding."""
-    write_ahead: str | None = None
-    """Folder on this machine for running cases, which a later run recovers."""
+    journals: str | None = None
+    """Folder on this machine for the journal of the lane, which a later run recovers."""
     save_failures: str | None = None
     """Folder on this machine for failing cases."""
     waivers: Sequence[str] = ()
@@ -89,7 +90,7 @@ class Reply:
 
 
 _HELD = threading.local()
-"""Per-thread state between tasks: `runner` and its `key`."""
+"""Per-thread state between tasks: `runner`, its `key` and its `journal`."""
 
 
 def run_chunk(text: str) -> bytes:
@@ -128,15 +129,23 @@ def _runner(chunk: Chunk) -> Runner:
             f"ggml-conformance {chunk.version} expected, the version that started the run; this worker has "
             f"{conformance.__version__}"
         )
-    key = chunk.isolation, chunk.names, chunk.exact, chunk.write_ahead, chunk.save_failures
+    key = chunk.isolation, chunk.names, chunk.exact, chunk.journals, chunk.save_failures
     if getattr(_HELD, "key", None) != key:
         if hasattr(_HELD, "runner"):
             _HELD.runner.close()
+            end_journal()
         registry.unpack(chunk.names)
-        ahead, save = (None if f is None else Path(f) for f in (chunk.write_ahead, chunk.save_failures))
+        journal = None if chunk.journals is None else Journal(Path(chunk.journals))
+        save = None if chunk.save_failures is None else Path(chunk.save_failures)
         oracle = Oracle(exact=chunk.exact, disk=expected.here())
-        runner = Runner(isolation=chunk.isolation, oracle=oracle, write_ahead=ahead, save_failures=save)
-        _HELD.key, _HELD.runner = key, runner
+        _HELD.key, _HELD.journal = key, journal
+        _HELD.runner = Runner(isolation=chunk.isolation, oracle=oracle, journal=journal, save_failures=save)
     held: Runner = _HELD.runner
     held.backend(chunk.spec)
     return held
+
+
+def end_journal() -> None:
+    """Remove the journal of this thread's runner: no case runs any more."""
+    if (journal := getattr(_HELD, "journal", None)) is not None:
+        journal.end(written=False)

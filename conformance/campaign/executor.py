@@ -20,11 +20,11 @@ from typing import Protocol
 
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON
+from conformance.case.strict import checked
 from conformance.ggml.errors import BackendCrashError, ConformanceError
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.process import WorkerDiedError
-from conformance.report.runfile import checked
 from conformance.run.session import failures
 from conformance.run.session.select import build
 from conformance.testrun import TestRun
@@ -160,7 +160,9 @@ class Executor:
             while self._is_busy():
                 self._advance()
         finally:
-            self._run.results += [r for r in self._results.values() if r is not None]
+            found = {pair: r for pair, r in self._results.items() if r is not None}
+            against = self._run.against
+            self._run.results += (found if against is None else against.without_bases(found)).values()
             if machine := self._machine():
                 self._run.about["environment"] = machine
 
@@ -254,10 +256,10 @@ class Executor:
     def _start(self, b: _Backend, cases: Sequence[str]) -> None:
         self._numbers += 1
         run = self._run
-        save = run.save_failures if self._pool.is_local else None
+        save = run.chosen.saves if self._pool.is_local else None
         chunk = Chunk(
             self._numbers, b.spec, cases, run.chosen.isolation, self._pool.seconds, exact=run.chosen.exact,
-            write_ahead=str(run.folder) if self._pool.is_local else None,
+            journals=str(run.chosen.folder) if self._pool.is_local else None,
             save_failures=None if save is None else str(save), waivers=run.waivers.pack(b.spec),
         )  # fmt: skip
         bound = frozenset(self._able(b)) if b.refused else frozenset[str]()
@@ -316,7 +318,8 @@ class Executor:
         self._check_start(spec, new)
         for r in new:
             self._results[spec, r.case] = r
-            self._show(r)
+            if spec != self._run.chosen.base:
+                self._show(r)
 
     def _check_start(self, spec: Spec, new: Sequence[Result]) -> None:
         """Drop a backend that does not start (`run.start`)."""
@@ -329,7 +332,7 @@ class Executor:
             self._backends[spec].drop()
 
     def _saved(self, result: Result) -> Result:
-        folder = self._run.save_failures
+        folder = self._run.chosen.saves
         if folder is None or result.saved or result.verdict not in FAILURES or result.waived:
             return result
         try:

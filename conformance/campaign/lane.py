@@ -20,11 +20,12 @@ def main() -> None:
     service = Service()  # before any library may write to stdout
     ours = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(ours, "1"))
-    from .chunk import Chunk, execute  # noqa: PLC0415  # imports NumPy, which reads the variables once
+    from .chunk import Chunk, end_journal, execute  # noqa: PLC0415  # imports NumPy, which reads the variables once
 
     for name in ours:
         del os.environ[name]
     service.serve(lambda header, _: ({"reply": asdict(execute(Chunk.unpack(header["chunk"]), header["lane"]))}, ()))
+    end_journal()
     os._exit(0)  # skip the libraries' own clean-up; there is nothing to save
 
 

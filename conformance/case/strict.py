@@ -7,10 +7,12 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+from msgspec import ValidationError
 
 from conformance.ggml.errors import CaseFileError, UsageError
 
@@ -18,6 +20,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+T = TypeVar("T")
 
 JSON = Any
 """JSON values: str, int, float, bool, None, lists and string-keyed dicts of them."""
@@ -194,3 +198,17 @@ def only(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
     unknown = sorted(table.keys() - set(names))
     if unknown:
         raise UsageError(f"{where} {unknown[0]}: is unknown; known: {', '.join(names)}")
+
+
+def checked(path: Path, place: str, read: Callable[[], T]) -> T:
+    """Return the result of `read` for the value at `place` of a file.
+
+    Raises:
+        UsageError: a field is wrong; names file and field, what was expected and what was found.
+    """
+    try:
+        return read()
+    except (ValidationError, OverflowError) as e:
+        what, _, at = str(e).partition(" - at `$")
+        where = f"{place}{at.removesuffix('`')}".lstrip(".")
+        raise UsageError(f"{path}: {where}{where and ': '}{what}") from None

@@ -14,8 +14,8 @@ import conformance
 from conformance.case.leftover import write_whole
 from conformance.judge.cause import Cause
 from conformance.process import Deadline
+from conformance.run.session.folder import default_folder
 from conformance.run.session.select import build
-from conformance.run.session.writeahead import default_folder
 from conformance.suite import FAMILIES
 
 from .features import OP, Features, features, nodes_of

@@ -1,51 +1,60 @@
-"""Cases that failed when they last ran here, for `conform run --lf` and `--ff`."""
+"""The journal of the cases that failed when they last ran here, for `--lf` and `--ff`."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import ValidationError
+
 from conformance.builds.archive import cache
-from conformance.ggml.errors import UsageError
+from conformance.case.strict import read_bytes
+from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.verdict import Result
-from conformance.report.runfile import write_json
+from conformance.report.runfile import write_text
+from conformance.run.session.environment import MAX_BYTES
+from conformance.run.session.journal import Contents, whole
 
 Failed = dict[str, list[str]]
 """Backend -> ids of its cases."""
 
 
 def file() -> Path:
-    """Return the working directory's file in the user's cache folder; OSError without one."""
+    """Return the working directory's journal in the user's cache folder; OSError without one."""
     name = hashlib.sha256(os.fsencode(Path.cwd())).hexdigest()[:16]
-    return cache().with_name("failed") / f"{name}.json"
+    return cache().with_name("failed") / f"{name}.jsonl"
 
 
 def read() -> Failed:
     """Return the cases that failed when they last ran; none if the file is absent or damaged."""
-    try:
-        found = json.loads(file().read_text(encoding="utf-8"))["failed"]
-        return {str(backend): [str(i) for i in ids] for backend, ids in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    failed: Failed = {}
+    for r in _results():
+        failed.setdefault(r.backend, []).append(r.case)
+    return failed
 
 
 def write(results: Iterable[Result]) -> None:
     """Add new failures, remove passes, keep cases that did not run; delete an empty file."""
-    known = {backend: dict.fromkeys(ids) for backend, ids in read().items()}
+    known = {(r.backend, r.case): r for r in _results()}
     for r in results:
-        own = known.setdefault(r.backend, {})
-        own.pop(r.case, None)
+        known.pop((r.backend, r.case), None)
         if r.fails_run:
-            own[r.case] = None
-    failed = {backend: list(ids) for backend, ids in known.items() if ids}
+            known[r.backend, r.case] = r
     with suppress(OSError, UsageError):  # a run without this file is a run
         path = file()
-        if failed:
+        if known:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"folder": str(Path.cwd()), "failed": failed})
+            write_text(path, whole(list(known.values())))
         else:
             path.unlink(missing_ok=True)
+
+
+def _results() -> list[Result]:
+    try:
+        found = Contents.parse(read_bytes(file(), MAX_BYTES))
+        return [Result.from_json(row) for _, row in found.results]
+    except (OSError, ConformanceError, ValidationError, OverflowError):
+        return []

@@ -283,7 +283,7 @@ def chosen(*table: Option) -> Callable[[Command], Command]:
 def say_seed(chosen: Chosen) -> None:
     """Print the seed of fresh cases, so that --seed can repeat them."""
     if chosen.fresh:
-        line(f"--fresh {chosen.fresh}: seed {chosen.seed_of_fresh}", err=True)
+        line(f"--fresh {chosen.fresh}: seed {chosen.new.seed}", err=True)
 
 
 def chosen_of(config: pytest.Config) -> Chosen:

@@ -30,13 +30,13 @@ from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, T
 from conformance.process import Deadline, is_traced
 from conformance.report.compare import DIFFERS
 from conformance.report.compare import sentence as compared
-from conformance.report.journal import Journal
 from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
 from conformance.report.runs import budget_used, command, refusal_lines
 from conformance.run.isolation.isolate import Isolation, Workers, pids
 from conformance.run.live import LIVE
 from conformance.run.session import failures
+from conformance.run.session.journal import Continued
 from conformance.run.session.select import case_name
 from conformance.run.session.settings import WaiverBook, exists, settings_lines, today
 from conformance.run.session.shard import WHOLE
@@ -131,18 +131,15 @@ def run(
     failed = None if last is None else last_failed.read()
     if last:
         chosen = _only_failed(chosen, failed or {})
-    waivers = WaiverBook(chosen.settings.waivers_of(chosen.specs, chosen.waivers_path), today())
     journal = None
     if journal_path:
-        journal = Journal(journal_path, request, {str(s): it for s, it in chosen.tested(waivers).items()})
-        if journal.reused:
-            line(journal.reused, err=True)
-        click.get_current_context().call_on_close(journal.close)
+        journal = Continued(journal_path, chosen.folder, request)
+        click.get_current_context().call_on_close(partial(journal.end, written=False))
         chosen = replace(chosen, fresh_seed=journal.seed if chosen.seed is None else None)
     say_seed(chosen)
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
     shown = Shown(verbose is True, verbose is False, 1 if first else maxfail, budget or inf, workers, minutes, failed)
-    it = TestRun(chosen, journal=journal, waivers=waivers)
+    it = TestRun(chosen, journal=journal)
     try:
         leave(Execution(it, shown, gating=gating).run())
     finally:
@@ -278,10 +275,10 @@ class Execution:
             return connect(self._shown.workers)
         shared = sum(shares(c) for cases in self._chosen.values() for c in cases)
         n = number(chosen.jobs, sys.maxsize if chosen.fresh and self._shown.budget < inf else shared)
-        if n == 1 or chosen.base is not None:
+        if n == 1:
             return nullcontext()
         chosen.workers.close()  # of the processes that were opened to see which backends this machine has
-        return closing(Lanes(devices_of(chosen.specs, n)))
+        return closing(Lanes(devices_of([*chosen.specs, *filter(None, [chosen.base])], n)))
 
     def _rounds(self) -> Iterator[Mapping[Spec, Sequence[Case | str]]]:
         """Yield the requested cases, then rounds of fresh ones until the budget is used."""
@@ -290,14 +287,16 @@ class Execution:
         for n in count(1):
             if not chosen.fresh or self._shown.budget == inf or self._stops():
                 return
-            new = [i for i in chosen.round(n) if i not in self._run.fresh]
+            new = [i for i in chosen.new.round(n) if i not in self._run.fresh]
             if not new:
                 return
             self._run.fresh.update(new)
             yield dict.fromkeys(self._chosen, new)
 
     def _on(self, pool: Pool, ids: Mapping[Spec, Sequence[str]]) -> None:
-        """Run ids on workers or lanes."""
+        """Run ids on workers or lanes, also on the backend to compare with."""
+        if (base := self._run.chosen.base) is not None:
+            ids = {**ids, base: list(dict.fromkeys(i for own in ids.values() for i in own))}
         tell = partial(line, err=True)
         work = Executor(pool, self._run, ids, tell=tell, show=self._take, stop=self._stops)
         with self._progress.of(work.__str__):
@@ -469,9 +468,9 @@ def _figure(x: float | None) -> str:
 
 def _compared(it: TestRun, *, quiet: bool) -> list[str]:
     """Return a line for each case that differs from the base run."""
-    if it.before is None:
+    if it.against is None:
         return []
-    pairs = it.pairs()
+    pairs = it.against.pairs(it.results)
     changed = [p for p in pairs if p.state in DIFFERS] if not quiet else []
     lines = [
         f"{p.state}: {p.after.verdict} {p.case} on {p.backend}, was {p.before.verdict}"

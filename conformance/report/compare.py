@@ -84,7 +84,7 @@ _NONE = Side(ABSENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Sides:
     """A case on a backend, before and after."""
 
     case: str
@@ -93,7 +93,7 @@ class Pair:
     after: Side
 
     @classmethod
-    def of(cls, before: Result | None, after: Result) -> Pair:
+    def of(cls, before: Result | None, after: Result) -> Sides:
         """Make the pair of a result and that of the base; None if the base has none."""
         return cls(after.case, after.backend, Side.of(before), Side.of(after))
 
@@ -135,7 +135,7 @@ class Comparison:
 
     base: tuple[str, ...]
     """Names of the base: of its files, or of a build."""
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Sides, ...]
     """Compared pairs, sorted by `State`, and within a state as in the runs."""
     sentences: Mapping[tuple[str, str], str]
     """Cause and backend -> the cause's sentence."""
@@ -149,7 +149,7 @@ class Comparison:
         return sentence(self.base, self.pairs)
 
 
-def sentence(names: Iterable[str], pairs: Iterable[Pair]) -> str:
+def sentence(names: Iterable[str], pairs: Iterable[Sides]) -> str:
     """Format the number of pairs in each state as one line; `names` are those of the base."""
     counts = Counter(p.state for p in pairs)
     states = ", ".join(f"{counts[s]:,} {s}" for s in State if counts[s])
@@ -168,11 +168,11 @@ def compare(runs: Runs, base: Runs, names: Mapping[Key, Key] = MappingProxyType(
     for (case, backend), machines in after.items():
         known = before.get((case, backend), {})
         newest = max(known.values(), key=lambda side: side.written, default=_NONE)
-        pairs += [Pair(case, backend, known.get(machine, newest), side) for machine, side in machines.items()]
+        pairs += [Sides(case, backend, known.get(machine, newest), side) for machine, side in machines.items()]
     for (case, backend), machines in before.items():
         if (case, backend) not in after:
             now = many.get((pattern(case), backend), _NONE)
-            pairs += [Pair(case, backend, side, now) for side in machines.values()]
+            pairs += [Sides(case, backend, side, now) for side in machines.values()]
     # the same cause is told in the words of the newer run
     return _sorted(dict.fromkeys(d.path.name for d in base.documents), pairs, [*base.causes, *runs.causes])
 
@@ -187,7 +187,7 @@ def compare_builds(runs: Runs) -> Comparison | None:
         return None
     sides = _sides(runs, {})
     pairs = [
-        Pair(case, backend, before[machine], side)
+        Sides(case, backend, before[machine], side)
         for (case, backend), machines in sides.items()
         if (before := sides.get((case, base_of.get(backend) or "")))
         for machine, side in machines.items()
@@ -201,7 +201,7 @@ def compare_builds(runs: Runs) -> Comparison | None:
 
 def _sorted(
     names: Iterable[str],
-    pairs: Iterable[Pair],
+    pairs: Iterable[Sides],
     causes: Iterable[Row[Cause]],
     build_of: Mapping[str, str] = MappingProxyType({}),
 ) -> Comparison:

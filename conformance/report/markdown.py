@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from conformance.judge.verdict import FAILURES, MissingCause, Result, Verdict, counted
+from conformance.run.session.environment import Environment
 
-from .compare import DIFFERS, Comparison, Pair
+from .compare import DIFFERS, Comparison, Sides
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation, operation_of
-from .runfile import Environment
 from .runs import Row, Runs, budget_used, command, pace, refusals
 from .scope import scopes_of
 
@@ -135,7 +135,7 @@ def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
 
 def _compared(against: Comparison, devices: Mapping[str, str]) -> list[str]:
     """Return a line per cause of differing pairs; without one, per op and verdicts."""
-    told: dict[tuple[str, str], list[Pair]] = {}
+    told: dict[tuple[str, str], list[Sides]] = {}
     for p in against.pairs:
         if p.state in DIFFERS:
             of = operation(p.case)

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,25 +25,17 @@ from msgspec import Meta, Struct, ValidationError, convert
 from conformance.case import strict
 from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
-from conformance.case.strict import Memory
+from conformance.case.strict import Memory, checked
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Count
 from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, readable_result, remaining
-from conformance.run.session.environment import SCHEMA, header
+from conformance.run.session.environment import MAX_BYTES, MAX_MEMORY, SCHEMA, WRITTEN, Environment, Time, header
+from conformance.run.session.journal import BEGINS, Contents
 from conformance.run.session.shard import LARGEST
 
 KIND = "conformance"
 """Kind of a record."""
-JOURNAL = "journal"
-"""Kind of the first line of a journal (`report.journal`), a file of JSON lines."""
-JOURNAL_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{JOURNAL}", '.encode()
-KILLED = "the run ended before it"
-WRITTEN = "%Y-%m-%dT%H:%M:%SZ"
-MAX_BYTES = 256 << 20
-"""Maximum size of a file; 20,000 results with their witnesses take a tenth of it."""
-MAX_MEMORY = 4 << 30
-"""Maximum bytes of memory for reading one file."""
 
 T = TypeVar("T")
 
@@ -117,29 +109,6 @@ def interrupts_wait() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-Time = Annotated[str, Meta(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$")]
-Scalar = str | bool | Annotated[int, Meta(gt=-(2**53), lt=2**53)] | float | None
-
-
-class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Machine and software of a run (`run.session.environment`)."""
-
-    machine: str
-    system: str | None = None
-    cpu: str | None = None
-    python: str | None = None
-    commit: str | None = None
-    branch: str | None = None
-    ci: str | None = None
-    cores: Count | None = None
-    packages: dict[str, JSON] | None = None
-    settings: dict[str, JSON] | None = None
-    unavailable: dict[str, str] | None = None
-    """Backend -> why this machine lacks it."""
-    identity: dict[str, dict[str, str]] | None = None
-    """Backend -> digests of what it tested (`run.session.identity`)."""
-
-
 class ShardOf(Struct, frozen=True):
     """`Shard.to_json`."""
 
@@ -180,7 +149,7 @@ class Header(Struct, frozen=True, kw_only=True, tag_field="kind"):
     selection: Selection | None = None
     shard: ShardOf | None = None
     interrupted: bool | None = None
-    """True if its run was killed, so that it comes from a `report.journal.Partial`."""
+    """True if its run was killed, so that this comes from its journal."""
 
     def __post_init__(self) -> None:
         datetime.strptime(self.written, WRITTEN)  # noqa: DTZ007  # Z is part of the format
@@ -222,29 +191,8 @@ class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):
     builds: Builds | None = None
 
 
-class Begun(Header, frozen=True, kw_only=True, tag=JOURNAL):
-    """The first line of a journal (`report.journal`); each other line is a `Result`."""
-
-    asked: JSON
-    seed: Count
-
-
 Record = Conformance
 """One run, as `--json` writes it. Fields of newer versions are ignored."""
-
-
-def checked(path: Path, place: str, read: Callable[[], T]) -> T:
-    """Return the result of `read` for the value at `place` of a file.
-
-    Raises:
-        UsageError: a field is wrong; names file and field, what was expected and what was found.
-    """
-    try:
-        return read()
-    except (ValidationError, OverflowError) as e:
-        what, _, at = str(e).partition(" - at `$")
-        where = f"{place}{at.removesuffix('`')}".lstrip(".")
-        raise UsageError(f"{path}: {where}{where and ': '}{what}") from None
 
 
 def _short(value: JSON) -> str:
@@ -307,8 +255,9 @@ def read_document(path: Path, *, named: bool = True) -> Document | None:
 
 def _parse(path: Path, raw: bytes) -> JSON:
     try:
-        body = partial_body(raw, Memory(MAX_MEMORY, 0))
-        if body is None:
+        if raw.startswith(BEGINS):
+            body = _body_so_far(raw)
+        else:
             body = strict.parse_json(memoryview(raw), Memory(MAX_MEMORY, 0), "the file")
         strict.weigh(body, "the file")  # no deeper than any reader can follow
     except CaseFileError as e:
@@ -371,49 +320,38 @@ def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, J
             )
 
 
-def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
-    """Convert the journal of a killed run to the document that it would have written.
+def _body_so_far(raw: bytes) -> dict[str, JSON]:
+    """Convert the journal of a run to the document that it would have written by now.
 
     Args:
         raw: the whole file; a last line without its newline is ignored.
-        memory: limit for reading it.
-
-    Returns:
-        None if `raw` is not such a journal.
 
     Raises:
         CaseFileError: it is damaged; names the line.
     """
-    if not raw.startswith(JOURNAL_BEGINS):
-        return None
-    lines = raw.split(b"\n")[:-1]
-    rows = [strict.parse_json(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
-    head = rows[0] if rows and isinstance(rows[0], dict) else {}
-    requested = _requested_cases(head)
+    found = Contents.parse(raw)
+    requested = _requested(found.head)
     asked = Counter[str]()
     for m in requested:
         asked[m.backend] += m.count
-    pairs = ((r["backend"], r["case"]) for r in rows[1:] if _names_pair(r))
+    rows = [row for _, row in found.results]
+    pairs = ((r["backend"], r["case"]) for r in rows if _names_pair(r))
     return {
-        **{k: v for k, v in head.items() if k not in {"asked", "seed"}},
+        **{k: v for k, v in found.head.items() if k not in {"asked", "options", "seed"}},
         "kind": KIND,
-        "interrupted": True,
+        **({} if found.ended else {"interrupted": True}),
         "asked": dict(asked),
         "missing": [m.to_json() for m in remaining(requested, pairs)],
-        "results": rows[1:],
+        "results": rows,
     }
 
 
-def _requested_cases(head: Mapping[str, JSON]) -> list[Missing]:
+def _requested(head: Mapping[str, JSON]) -> list[Missing]:
     try:
-        asked = head["asked"]
-        return convert(asked["missing"], list[Missing])
-    except (KeyError, TypeError, ValidationError):
-        raise CaseFileError(
-            "line 1", "the requested cases expected (this may be a journal of --journal: start the same "
-            "`conform run` again with --json, which continues from it)"
-        ) from None  # fmt: skip
+        return convert(head["asked"], list[Missing])
+    except (KeyError, ValidationError):
+        raise CaseFileError("line 1", "the requested cases expected") from None
 
 
-def _names_pair(row: JSON) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("case"), str) and isinstance(row.get("backend"), str)
+def _names_pair(row: dict[str, JSON]) -> bool:
+    return isinstance(row.get("case"), str) and isinstance(row.get("backend"), str)

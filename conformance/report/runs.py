@@ -16,9 +16,9 @@ from conformance.judge.cause import Cause
 from conformance.judge.verdict import Missing, Request, Result, Verdict, counted, pattern
 from conformance.perf.gates import FAMILY as GATE
 from conformance.perf.units import FAMILY as PERF
+from conformance.run.session.journal import BESIDE
 from conformance.run.session.shard import whole
 
-from .journal import BESIDE
 from .runfile import Document, Setup, read_document
 
 T = TypeVar("T")

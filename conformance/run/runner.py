@@ -27,8 +27,8 @@ from .live import Players, is_live
 from .oracle import Expectation, Oracle
 from .session import failures, select
 from .session.cache import Cache
+from .session.journal import Journal
 from .session.settings import NO_WAIVERS, WaiverBook
-from .session.writeahead import Ahead
 
 
 class Runner:
@@ -44,16 +44,16 @@ class Runner:
         *,
         save_failures: Path | None = None,
         isolation: Isolation | None = None,
-        write_ahead: Path | None = None,
+        journal: Journal | None = None,
         waivers: WaiverBook | None = None,
         oracle: Oracle | None = None,
         workers: Workers | None = None,
     ) -> None:
         """Prepare a runner; no backend is opened.
 
-        `save_failures` is a folder for the case files of failures, `write_ahead` one for running cases, and for failing
-        cases that no id generates. `oracle` and `workers`, the processes of backends, are closed with the runner;
-        without `workers` there are new ones, within the limits of `isolation`.
+        `save_failures` is a folder for the case files of failures; without it failing cases that no id generates go
+        into that of `journal`, which has the running cases. `oracle` and `workers`, the processes of backends, are
+        closed with the runner; without `workers` there are new ones, within the limits of `isolation`.
         """
         self.problems: list[str] = []
         """Errors in closing backends."""
@@ -70,7 +70,7 @@ class Runner:
         self._stored: dict[Case, stored.Stored | None] = {}
         """Stored values of the current cases."""
         self._save = save_failures
-        self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
+        self._journal = journal
 
     def backend(self, spec: Spec) -> Backend:
         """Return the backend of `spec`, opened once.
@@ -119,8 +119,6 @@ class Runner:
 
     def close(self) -> None:
         """Close every backend; errors go to `problems`."""
-        if self._ahead is not None:
-            self._ahead.close()
         for spec, backend in self._backends.items():
             self.end(str(spec), backend)
         self._players.close()
@@ -188,7 +186,8 @@ class Runner:
             raise
         except ConformanceError as e:
             return [self._finished(spec, c, result_of_error(Pair(c.id, str(spec)), e)) for c in cases]
-        with self._ahead.batch(spec, cases) if self._ahead else nullcontext():
+        made = [c for c in cases if self._makes(c)]
+        with self._journal.running(spec, made) if self._journal and made else nullcontext():
             results = self._results(tested, cases)
             return [self._finished(spec, c, results[c]) for c in cases]
 
@@ -238,7 +237,8 @@ class Runner:
     def _run_alone(self, tested: UnderTest, case: Case) -> Result:
         """Run a case in its own graph, and again if its first result may not count."""
         backend, values = tested.backend, self._stored.get(case)
-        with self._ahead.one(tested.spec, case) if self._ahead else nullcontext():
+        whole = not _by_id(case, made=self._makes(case))
+        with self._journal.running(tested.spec, [case], whole=whole) if self._journal else nullcontext():
             is_doubtful = isinstance(backend, IsolatedBackend) and backend.is_doubtful(case)
             result = trial.alone(tested, case, values)
             late = result.verdict is Verdict.TIMEOUT and not self.is_over()
@@ -256,8 +256,8 @@ class Runner:
         if result.verdict in _HARMLESS or not case.steps:
             return result
         folder = self._save
-        if folder is None and self._ahead is not None and not self._ahead.by_id(case):
-            folder = self._ahead.folder
+        if folder is None and self._journal is not None and not _by_id(case, made=self._makes(case)):
+            folder = self._journal.folder
         if folder is None:
             return result
         values = self._stored.get(case) if result.golden is Golden.DIFFERS else None
@@ -269,6 +269,11 @@ class Runner:
 
 _HARMLESS = frozenset({Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.XPASS})
 """Verdicts whose cases are not saved."""
+
+
+def _by_id(case: Case, *, made: bool) -> bool:
+    """Return True if an id is enough to recover a case; `made`: it was generated from its id."""
+    return made and len(case.steps) == 1
 
 
 def _again(result: Result, *, is_doubtful: bool, is_late: bool) -> str:

@@ -5,11 +5,13 @@ A library whose device cannot compute at all would otherwise be opened again for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError
 from conformance.judge.verdict import EXECUTED, Result, Verdict
+
+from .runner import Runner
 
 DEATHS = 4
 """Number of first cases with the same death after which other graphs are tried."""
@@ -21,9 +23,9 @@ _DEATHS = frozenset({Verdict.CRASH, Verdict.TIMEOUT})
 class Starts:
     """Watches the first results of each backend."""
 
-    def __init__(self, play: Callable[[Spec, str], Result]) -> None:
-        """`play` runs a case of an id on a backend."""
-        self._play = play
+    def __init__(self, runner: Runner) -> None:
+        """Watch the backends of `runner`."""
+        self._runner = runner
         self._lives: set[Spec] = set()
         """Backends whose process survived a case, or a graph of `TRIED`."""
         self._deaths: dict[Spec, list[Result]] = {}
@@ -61,6 +63,10 @@ class Starts:
                 f"ended with {deaths[0].verdict}: {what}"
             )
             raise self._dead[spec]
+
+    def _play(self, spec: Spec, case_id: str) -> Result:
+        with self._runner.quick(locates=False, checks_stale_state=False):
+            return self._runner.run(spec, [self._runner.case(case_id)])[0]
 
 
 def _how(result: Result) -> tuple[Verdict, str]:

@@ -47,6 +47,20 @@ def test_results_do_not_depend_on_the_number_of_lanes(tmp_path: Path) -> None:
 
 
 @needs_wheel
+def test_a_backend_to_compare_with_runs_in_lanes(tmp_path: Path) -> None:
+    """The record has the results of both backends, and the terminal says what is worse, as one process does."""
+    words = ("--backend", "ggml", "--against", "cpu", "--case", WRONG, "--case", HARMLESS)
+    one, two = (
+        conform_here("run", "--json", tmp_path / f"{n}.json", "--quiet", "--jobs", n, *words) for n in ("1", "2")
+    )
+    assert (one.exit_code, one.stdout) == (two.exit_code, two.stdout)
+    assert "against cpu: " in one.stdout
+    bodies = [json.loads((tmp_path / f"{n}.json").read_text("utf-8")) for n in "12"]
+    rows = [[(r["backend"], r["case"], r["verdict"]) for r in b["results"]] for b in bodies]
+    assert rows[0] == rows[1]
+
+
+@needs_wheel
 def test_lanes_know_the_waivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A case known to crash is XFAIL and is not located, as in one process, and gets its note once."""
     (tmp_path / "known.toml").write_text(

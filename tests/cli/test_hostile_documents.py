@@ -17,8 +17,8 @@ from run_files import cause, document, gate, result, unit
 from conformance.case.case import JSON
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Request
 from conformance.perf.gates import judge_count, loads
-from conformance.report.journal import Journal
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
@@ -26,6 +26,7 @@ from conformance.report.page import page
 from conformance.report.runs import read_runs
 from conformance.report.trend import changes, read_trend
 from conformance.run.session.environment import header
+from conformance.run.session.journal import Continued
 
 ADD = "ops/ADD-f32+f32-a=4,b=4@0"
 DEEP: JSON = [[[[[[1]]]]]]
@@ -76,19 +77,25 @@ def test_changed_documents_are_read_or_refused(tmp_path: Path, which: tuple[int,
 @given(CHANGES)
 def test_changed_journals_are_read_or_refused(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
     """A second start goes on, or names the file, the line and the field."""
-    asked: dict[str, JSON] = {"cases": []}
+    options: dict[str, JSON] = {"cases": []}
     path = tmp_path / "journal"
-    head = {**header("journal"), "asked": asked, "seed": 1}
-    lines: JSON = [head, result(ADD, "x", "FAIL", witness={"a": 1}), result(ADD, "x", "PASS")]
+    head = {**header("journal"), "options": options, "asked": [], "seed": 1}
+    lines: JSON = [
+        head,
+        {"starts": 1, "backend": "x", "cases": [[ADD, 1]]},
+        result(ADD, "x", "FAIL", witness={"a": 1}),
+        result(ADD, "x", "PASS"),
+    ]
     lines = drawn(lines, changes, VALUES, lambda place: len(place) > 1)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     try:
-        journal = Journal(path, asked)
+        journal = Continued(path, tmp_path, options)
+        journal.begin(Request())
     except UsageError as e:
         assert str(path) in str(e)  # noqa: PT017  # as above
         return
     kept = journal.take("x", ADD)
-    journal.close()
+    journal.end(written=False)
     if kept is not None:
         kept.sentence()
         json.dumps(kept.to_json(), allow_nan=False)
@@ -98,10 +105,10 @@ def test_changed_journals_are_read_or_refused(tmp_path: Path, changes: list[tupl
 def test_torn_or_foreign_lines_are_one_line(tmp_path: Path, line: str) -> None:
     """No line of a journal is a traceback."""
     path = tmp_path / "journal"
-    head = {**header("journal"), "asked": {}, "seed": 1}
+    head = {**header("journal"), "options": {}, "asked": [], "seed": 1}
     path.write_text(f"{json.dumps(head)}\n{line}\n", encoding="latin-1")
     with pytest.raises(UsageError, match="line 2"):
-        Journal(path, {})
+        Continued(path, tmp_path, {})
 
 
 def test_no_cell_is_a_formula(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from click.testing import CliRunner, Result
 from sessions_of_pytest import session
 
 from conformance.cli import last_failed, main
+from conformance.judge.verdict import Result as Outcome
+from conformance.judge.verdict import Verdict
+from conformance.run.session.journal import whole
 
 RIGHT = "ops/SUM-f32-ne=33x5x3x2@349"
 WRONG = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
@@ -27,6 +30,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(*words: str) -> Result:
     return CliRunner().invoke(main, ["run", *words])
+
+
+def _fails(*pairs: tuple[str, str]) -> None:
+    last_failed.file().unlink(missing_ok=True)
+    last_failed.write([Outcome(case, backend, Verdict.FAIL) for backend, case in pairs])
 
 
 def test_only_what_failed_runs_again() -> None:
@@ -52,20 +60,31 @@ def test_what_failed_runs_first() -> None:
 
 def test_what_passes_is_forgotten_and_what_did_not_run_is_not() -> None:
     """With nothing left there is no file, and all cases run."""
-    last_failed.file().parent.mkdir(parents=True)
-    last_failed.file().write_text(json.dumps({"failed": {"ggml": [RIGHT, WRONG], "cpu": [RIGHT]}}))
+    _fails(("ggml", RIGHT), ("ggml", WRONG), ("cpu", RIGHT))
     assert _run("--backend", "ggml", "--case", RIGHT, "--lf").exit_code == 0
     assert last_failed.read() == {"ggml": [WRONG], "cpu": [RIGHT]}
     all_run = _run("--backend", "ggml", "--case", RIGHT, "--lf")
     assert "--lf: no known failures among these cases; running all of them" in all_run.stderr
     assert "total: 1 PASS" in all_run.stdout
-    last_failed.file().write_text(json.dumps({"failed": {"ggml": [RIGHT]}}))
+    _fails(("ggml", RIGHT))
     assert _run("--backend", "ggml", "--case", RIGHT).exit_code == 0
     assert not last_failed.file().exists()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"failed": [1]}', '{"failed": {"ggml": 7}}', '{"failed": {"ggml": ["x/y@1"]}}']
+    "text",
+    [
+        "",
+        "[]",
+        "\n",
+        "[]\n",
+        '{"failed": [1]}\n',
+        "{}\n5\n",
+        f"{whole([])}{{}}\n",
+        f"{whole([])}[",
+        whole([])[:-9],
+        whole([Outcome("x/y@1", "ggml", Verdict.FAIL)]),
+    ],
 )
 def test_a_damaged_file_is_none(text: str) -> None:
     """And an id that no family knows is none: the run is as without the option."""

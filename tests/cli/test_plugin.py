@@ -10,6 +10,7 @@ import dying
 import pytest
 from sessions_of_pytest import PYTEST, ROOT, session
 
+from conformance.run.session.journal import Contents
 from conformance.suite import FAMILIES
 
 CASE = FAMILIES["ops"].ids("smoke")[0]
@@ -134,4 +135,6 @@ def test_a_killed_adapter_leaves_what_ran(tmp_path: Path, monkeypatch: pytest.Mo
     with dying.installed(tmp_path, monkeypatch):
         _pytest("--backend", "ggml", "--backend", "dying?how=gone", "--case", dying.DEADLY, "--json", str(out))
     assert not out.exists()
-    assert len((tmp_path / "r.json.partial.jsonl").read_text().splitlines()) == 2
+    found = Contents.parse((tmp_path / "r.json.partial.jsonl").read_bytes())
+    assert [row["backend"] for _, row in found.results] == ["ggml"]
+    assert [cut.backend for cut in found.innermost] == ["dying?how=gone"]

@@ -21,11 +21,11 @@ from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import LISTED, Missing, Request, Result, Verdict
-from conformance.report import journal as journals
-from conformance.report.journal import Journal, Partial
 from conformance.report.runfile import read_document
 from conformance.run.runner import Runner
+from conformance.run.session import journal as journals
 from conformance.run.session.environment import header
+from conformance.run.session.journal import BESIDE, Beside, Continued
 from conformance.run.session.select import build, case_ids
 
 ASKED: dict[str, JSON] = {"levels": {"cpu": "smoke"}, "seed": None}
@@ -47,7 +47,19 @@ RESULTS = st.lists(
 )
 
 
-def _taken(journal: Journal, results: Sequence[Result]) -> list[Result | None]:
+def _open(path: Path, options: dict[str, JSON] = ASKED) -> Continued:
+    journal = Continued(path, path.parent, options)
+    journal.begin(Request())
+    return journal
+
+
+def _beside(target: Path, request: Request) -> Beside:
+    journal = Beside(target, target.parent)
+    journal.begin(request)
+    return journal
+
+
+def _taken(journal: Continued, results: Sequence[Result]) -> list[Result | None]:
     return [journal.take(r.backend, r.case) for r in results]
 
 
@@ -56,25 +68,25 @@ def test_what_a_kill_leaves_is_read_and_gone_on_with(results: list[Result], part
     """Cut at any byte: each whole line is kept, each once, the torn one is dropped, and what is then appended stays."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run.journal"
-        first = Journal(path, ASKED)
+        first = _open(path)
         for r in results:
             first.add([r])
-        first.close()
+        first.end(written=False)
         raw = path.read_bytes()
         at = round(part * len(raw))
         path.write_bytes(raw[:at])
         kept = max(0, raw[:at].count(b"\n") - 1)
 
-        second = Journal(path, ASKED)
+        second = _open(path)
         assert _by_key(filter(None, _taken(second, results))) == _by_key(results[:kept])
         assert _taken(second, results) == [None] * len(results)
         assert (second.run == first.run) == (raw[:at].count(b"\n") > 0)
         second.add(results[kept:])
-        second.close()
+        second.end(written=False)
 
-        third = Journal(path, ASKED)
+        third = _open(path)
         assert _by_key(filter(None, _taken(third, results))) == _by_key(results)
-        third.close()
+        third.end(written=False)
 
 
 @settings(max_examples=20)
@@ -88,12 +100,13 @@ def test_what_a_kill_left_out_is_counted(sizes: tuple[int, ...], part: float) ->
     request = Request(dict.fromkeys("ab", ids))
     results = [Result(case, backend, Verdict.PASS) for backend in "ab" for case in ids]
     with TemporaryDirectory() as folder:
-        partial = Partial(Path(folder) / "run.json", request)
-        partial.add(results)
-        partial.close(written=False)
-        raw = partial.path.read_bytes()
-        partial.path.write_bytes(raw := raw[: round(part * len(raw))])
-        found = read_document(partial.path, named=False)
+        journal = _beside(Path(folder) / "run.json", request)
+        journal.add(results)
+        journal.end(written=False)
+        beside = Path(folder) / f"run.json{BESIDE}"
+        raw = beside.read_bytes()
+        beside.write_bytes(raw := raw[: round(part * len(raw))])
+        found = read_document(beside, named=False)
     whole = raw.count(b"\n")
     if found is None:
         assert whole == 0
@@ -105,9 +118,9 @@ def test_what_a_kill_left_out_is_counted(sizes: tuple[int, ...], part: float) ->
 
 def test_the_header_of_many_cases_is_small(tmp_path: Path) -> None:
     """The ids of many cases are not written before the first of them runs."""
-    partial = Partial(tmp_path / "run.json", Request({"a": map("ops/{}".format, range(10**5))}))
-    partial.close(written=False)
-    assert partial.path.stat().st_size < 4096
+    journal = _beside(tmp_path / "run.json", Request({"a": map("ops/{}".format, range(10**5))}))
+    journal.end(written=False)
+    assert (tmp_path / f"run.json{BESIDE}").stat().st_size < 4096
 
 
 def _by_family(missing: Sequence[Missing]) -> Counter[tuple[str, str]]:
@@ -126,10 +139,10 @@ def _by_key(results: object) -> dict[tuple[str, str], list[Result]]:
 
 def test_the_seed_of_fresh_cases_stays(tmp_path: Path) -> None:
     """A second start makes the same fresh cases."""
-    first = Journal(tmp_path / "j", ASKED)
-    first.close()
-    second = Journal(tmp_path / "j", ASKED)
-    second.close()
+    first = _open(tmp_path / "j")
+    first.end(written=False)
+    second = _open(tmp_path / "j")
+    second.end(written=False)
     assert (first.run, first.seed) == (second.run, second.seed)
 
 
@@ -139,7 +152,7 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path, conten
     path = tmp_path / "mine"
     path.write_text(content)
     with pytest.raises(UsageError, match=r"not a journal of a run|one line of JSON expected"):
-        Journal(path, ASKED)
+        _open(path)
     assert path.read_text() == content
 
 
@@ -148,47 +161,64 @@ def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path, conten
 def test_a_broken_line_within_is_named(tmp_path: Path, line: str) -> None:
     """Only the last line may be torn; any other is an error with its number, since a lost result would run twice."""
     path = tmp_path / "j"
-    Journal(path, ASKED).close()
+    _open(path).end(written=False)
     with path.open("a") as f:
         f.write(f"{line}\n")
     with pytest.raises(UsageError, match="line 2"):
-        Journal(path, ASKED)
+        _open(path)
 
 
 def test_a_run_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of other options or packages do not mix with this run's; the message names what differs."""
     path = tmp_path / "j"
-    Journal(path, ASKED).close()
+    _open(path).end(written=False)
     with pytest.raises(UsageError, match=r"was started with seed null, this one with 7"):
-        Journal(path, {**ASKED, "seed": 7})
+        _open(path, {**ASKED, "seed": 7})
     other = {
         **header("journal"),
         "environment": {"machine": "m", "python": "3", "packages": {"openvino": "1"}},
     }
     monkeypatch.setattr(journals, "header", lambda _: other)
     with pytest.raises(UsageError, match=r"was started with machine"):
-        Journal(path, ASKED)
+        _open(path)
 
 
 def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run with the same journal is refused as long as the first lives."""
     monkeypatch.setattr(journals, "PATIENCE", 0.0)
-    first = Journal(tmp_path / "j", ASKED)
+    first = _open(tmp_path / "j")
     with pytest.raises(UsageError, match="another run is writing to it"):
-        Journal(tmp_path / "j", ASKED)
-    first.close()
-    Journal(tmp_path / "j", ASKED).close()
+        _open(tmp_path / "j")
+    first.end(written=False)
+    _open(tmp_path / "j").end(written=False)
 
 
-def test_a_full_disk_is_one_line() -> None:
+def test_a_journal_is_reported_as_a_record_is(tmp_path: Path) -> None:
+    """`conform report` reads the file of --journal; it is of an interrupted run until the run has ended by itself."""
+    path = tmp_path / "j"
+    words = ["run", "--backend", "ggml", "--case", "ops/SUM-f32-ne=33x5x3x2@349", "--journal", str(path)]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    found = read_document(path)
+    assert found is not None
+    assert [r.verdict for r in found.record.results] == [Verdict.PASS]
+    assert (found.record.interrupted, found.record.missing) == (None, [])
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    found = read_document(path)
+    assert found is not None
+    assert found.record.interrupted
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     """What cannot be written is said, not lost in silence."""
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    journal = object.__new__(Journal)
-    journal.path, journal._descriptor = Path("j"), os.open("/dev/full", os.O_WRONLY)
-    with pytest.raises(UsageError, match=r"--journal j: cannot be written: No space left"):
+    journal = _open(tmp_path / "j")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, journal._descriptor or 0)
+    os.close(full)
+    with pytest.raises(UsageError, match=r"--journal .*j: cannot be written: No space left"):
         journal.add([Result("a", "b", Verdict.PASS)])
-    journal.close()
+    journal.end(written=False)
 
 
 def test_a_run_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

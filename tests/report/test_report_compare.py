@@ -14,7 +14,7 @@ from run_files import cause, document, result, written_to
 
 from conformance.cli import main
 from conformance.judge.verdict import FAILURES, Verdict
-from conformance.report.compare import ABSENT, LOST, Comparison, Pair, Side, State, compare
+from conformance.report.compare import ABSENT, LOST, Comparison, Side, Sides, State, compare
 from conformance.report.runs import Runs, read_runs
 
 pytest_plugins = ("page_fixtures",)
@@ -53,8 +53,8 @@ def test_new_and_fixed_are_opposites(before: str, after: str) -> None:
 
     New becomes fixed or a pass, what is in one only is gone; same pairs are the same both ways.
     """
-    there = Pair(A, "x", Side(before), Side(after)).state
-    back = Pair(A, "x", Side(after), Side(before)).state
+    there = Sides(A, "x", Side(before), Side(after)).state
+    back = Sides(A, "x", Side(after), Side(before)).state
     failing = {*map(str, FAILURES), LOST}
     if before == after == ABSENT:
         return

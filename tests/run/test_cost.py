@@ -26,6 +26,7 @@ from conformance.run.execute import execute
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
+from conformance.run.session.journal import Journal
 from conformance.run.session.select import build
 from conformance.run.shrink import shrink
 from conformance.suite import FAMILIES
@@ -63,7 +64,7 @@ def looping(n_iter: int = 1_315_859_240) -> Case:
 @pytest.mark.parametrize(("case", "option"), [(repeated(), "--memory-limit"), (looping(), "--time-limit")])
 def test_what_costs_too_much_is_refused_at_once(case: Case, option: str, tmp_path: Path) -> None:
     """One line that names the limit, on backends of this process and on others, before any memory is taken."""
-    runner = Runner(isolation=Isolation(memory_limit=LIMIT), write_ahead=tmp_path)
+    runner = Runner(isolation=Isolation(memory_limit=LIMIT), journal=Journal(tmp_path))
     tracemalloc.start()
     try:
         for name in ("cpu", "xdna2"):

@@ -138,7 +138,8 @@ class Sweep:
             try:
                 for _, result in it.play(self.target.build, self.left, deadline=deadline, stop=stop):
                     done += 1
-                    both = (result, (it.before or {}).get((result.backend, result.case)))
+                    before = it.against.before if it.against else {}
+                    both = (result, before.get((result.backend, result.case)))
                     more += self._more(it, *both)
                     hung.update(_subject(r.case) for r in both if r is not None and r.verdict is Verdict.TIMEOUT)
             finally:  # also on Ctrl-C

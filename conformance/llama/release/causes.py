@@ -16,7 +16,7 @@ from conformance.causes.same import same
 from conformance.judge.cause import Cause
 from conformance.judge.message import innermost
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.report.compare import Pair, State
+from conformance.report.compare import Sides, State
 
 from .target import Target
 
@@ -192,7 +192,7 @@ class Causes:
         if own is not None and alone and not any(map(fails, mine)):
             return State.CHANGED, f"{cause.smallest} passed {len(mine)} times of {len(mine)} when it ran alone"
         ran = [] if other is None else list(self._again(search, other, cause))
-        alike = [r for r in ran if fails(r) and not (state is State.NEW and mine and Pair.of(r, mine[-1]).worse)]
+        alike = [r for r in ran if fails(r) and not (state is State.NEW and mine and Sides.of(r, mine[-1]).worse)]
         if alike:
             side = "base" if state is State.NEW else "build"
             times = f"{len(alike)} times of {len(ran)}"
@@ -265,7 +265,7 @@ def in_states(build: Sequence[Result], base: Sequence[Result]) -> dict[State, li
     }
 
 
-def compared(build: Sequence[Result], base: Sequence[Result]) -> list[Pair]:
+def compared(build: Sequence[Result], base: Sequence[Result]) -> list[Sides]:
     """Pair each result of the build with the base's, as `TestRun.pairs` does for a whole run."""
     before = {r.case: r for r in base}
-    return [Pair.of(before.get(r.case), r) for r in build]
+    return [Sides.of(before.get(r.case), r) for r in build]

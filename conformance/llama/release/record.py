@@ -12,13 +12,12 @@ from conformance.case.case import JSON
 from conformance.causes.cause import assigned
 from conformance.ggml.errors import UsageError
 from conformance.judge.cause import Cause
-from conformance.judge.verdict import Request
 from conformance.report.compare import compare_builds
-from conformance.report.journal import Partial
 from conformance.report.markdown import markdown
 from conformance.report.page import page
 from conformance.report.runfile import Conformance, read_document, record, write_json, write_text
 from conformance.report.runs import read_runs
+from conformance.run.session.interrupted import begin_beside
 from conformance.run.session.select import record_of
 
 from .causes import SharedCause
@@ -41,10 +40,7 @@ def begin(paths: Sequence[Path]) -> list[str]:
 
     Returns sentences about the results that an earlier run left. UsageError if a run is writing the file.
     """
-    empty = [Partial(path, Request()) for path in paths[:1]]
-    for beside in empty:
-        beside.close(written=False)
-    return [beside.left for beside in empty if beside.left]
+    return [text for path in paths[:1] for text in begin_beside(path)]
 
 
 def write(release: Release, paths: Sequence[Path]) -> None:

@@ -244,7 +244,7 @@ class Release:
     def results(self, target: Target) -> TargetResults:
         """Return the results of a target."""
         build = [r for r in self.it.results if r.backend == str(target.build)]
-        before = self.it.before or {}
+        before = self.it.against.before if self.it.against else {}
         return TargetResults(build, [before[r.backend, r.case] for r in build if (r.backend, r.case) in before])
 
     def fails_on_base(self, found: SharedCause) -> bool:

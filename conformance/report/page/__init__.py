@@ -20,10 +20,11 @@ from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES
 from conformance.report.compare import Comparison, State
 from conformance.report.matrix import ORDER, PASSED
-from conformance.report.runfile import WRITTEN, Document
+from conformance.report.runfile import Document
 from conformance.report.runs import Runs
 from conformance.report.scope import scopes_of
 from conformance.report.trend import Trend, changes
+from conformance.run.session.environment import WRITTEN
 
 from . import tables
 from .drawings import SECONDS, drawn_graphs

@@ -16,7 +16,7 @@ from conformance.case.case import JSON
 from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Missing, Result
 from conformance.perf.units import FAMILY as PERF
-from conformance.report.compare import LOST, Pair
+from conformance.report.compare import LOST, Sides
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
 from conformance.report.runfile import Document
 from conformance.report.runs import Fields, Row, Runs, pace
@@ -143,7 +143,7 @@ def _result(r: Result) -> dict[str, JSON]:
     }
 
 
-def compared(pairs: Sequence[Pair]) -> JSON:
+def compared(pairs: Sequence[Sides]) -> JSON:
     """Return the table of a comparison: a row per pair, without a document, as each has two."""
     columns: dict[str, list[str | None]] = {
         "state": [str(p.state) for p in pairs],

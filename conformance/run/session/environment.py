@@ -17,11 +17,42 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from conformance.case.case import JSON
+from conformance.judge.evidence import Count
 
 SCHEMA = 1
 """Version of the run documents."""
+MAX_BYTES = 256 << 20
+"""Maximum size of a run document; 20,000 results with their witnesses take a tenth of it."""
+MAX_MEMORY = 4 << 30
+"""Maximum bytes of memory for reading one."""
+WRITTEN = "%Y-%m-%dT%H:%M:%SZ"
+Time = Annotated[str, Meta(pattern=r"^[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}Z$")]
+
+
+class Environment(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Machine and software of a run: `environment` and `source`."""
+
+    machine: str
+    system: str | None = None
+    cpu: str | None = None
+    python: str | None = None
+    commit: str | None = None
+    branch: str | None = None
+    ci: str | None = None
+    cores: Count | None = None
+    packages: dict[str, JSON] | None = None
+    settings: dict[str, JSON] | None = None
+    unavailable: dict[str, str] | None = None
+    """Backend -> why this machine lacks it."""
+    identity: dict[str, dict[str, str]] | None = None
+    """Backend -> digests of what it tested (`run.session.identity`)."""
+
+
 _PACKAGES = ("ggml-conformance", "numpy", "gguf", "openvino", "xllamacpp", "pytest", "hypothesis")
 
 
@@ -30,7 +61,7 @@ def header(kind: str) -> dict[str, JSON]:
 
     `run` is a random id of 32 hex digits, which identifies the document after merges; `written` is in UTC.
     """
-    written = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    written = datetime.now(timezone.utc).strftime(WRITTEN)
     where = {**environment(), **source()}
     return {"schema": SCHEMA, "kind": kind, "run": uuid.uuid4().hex, "written": written, "environment": where}
 

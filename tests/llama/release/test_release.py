@@ -45,7 +45,7 @@ from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.start import DEATHS
-from conformance.testrun import FIRST, TestRun
+from conformance.testrun import FIRST, Against, TestRun
 
 NEW, OLD = Spec("ggml", (("lib", "/new"),)), Spec("ggml", (("lib", "/old"),))
 CPU = Target("CPU", NEW, OLD)
@@ -110,7 +110,8 @@ def test_each_failure_is_new_or_fixed_or_still_there(verdicts: dict[str, tuple[V
 def _give(release: Release, here: Mapping[str, Verdict], there: Mapping[str, Verdict]) -> None:
     """Results of CPU, as if its sweep had run."""
     release.it.results = _results(NEW, here)
-    release.it.before = {(str(NEW), r.case): r for r in _results(OLD, there)}
+    release.it.against = Against({})
+    release.it.against.before = {(str(NEW), r.case): r for r in _results(OLD, there)}
 
 
 def _found(kind: Fixed, here: Mapping[str, Verdict], there: Mapping[str, Verdict]) -> dict[str, State]:
@@ -673,7 +674,7 @@ def test_a_killed_release_leaves_its_results(tmp_path: Path) -> None:
     assert [r.value.case for r in runs.results] == ids[:1]
     assert [(m.value.case, m.value.cause) for m in runs.missing] == [(ids[1], MissingCause.LOST)]
     assert f"**{INTERRUPTED}**" in markdown(runs)
-    os.close(killed.it._partial._descriptor)  # type: ignore[union-attr, arg-type]  # as the end of its process does
+    os.close(killed.it.journal._descriptor)  # type: ignore[arg-type]  # as the end of its process does
     assert "its 1 results are in" in begin([path])[0]
     again = begun()
     assert again.it.left == []
