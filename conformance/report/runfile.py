@@ -29,7 +29,17 @@ from conformance.case.strict import Memory, checked
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.cause import Cause
 from conformance.judge.evidence import Count
-from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, readable_result, remaining
+from conformance.judge.verdict import (
+    FAILURES,
+    Missing,
+    MissingCause,
+    Request,
+    Result,
+    Totals,
+    grouped,
+    readable_result,
+    remaining,
+)
 from conformance.run.session.environment import MAX_BYTES, MAX_MEMORY, SCHEMA, WRITTEN, Environment, Time, header
 from conformance.run.session.journal import BEGINS, Contents
 from conformance.run.session.shard import LARGEST
@@ -320,6 +330,10 @@ def _check_causes(path: Path, record: Conformance, rows: Sequence[Mapping[str, J
             )
 
 
+CUT = "when the run was killed"
+"""End of the reason why a case that had started has no result."""
+
+
 def _body_so_far(raw: bytes) -> dict[str, JSON]:
     """Convert the journal of a run to the document that it would have written by now.
 
@@ -335,13 +349,16 @@ def _body_so_far(raw: bytes) -> dict[str, JSON]:
     for m in requested:
         asked[m.backend] += m.count
     rows = [row for _, row in found.results]
-    pairs = ((r["backend"], r["case"]) for r in rows if _names_pair(r))
+    done = [(r["backend"], r["case"]) for r in rows if _names_pair(r)]
+    cut = [(it.backend, case) for it in found.innermost for case, _ in it.cases]
+    among = "it was running" if len(cut) == 1 else f"{len(cut)} cases, this one among them, were running"
+    missing = [*remaining(requested, [*done, *cut]), *grouped((*at, f"{among} {CUT}", MissingCause.LOST) for at in cut)]
     return {
         **{k: v for k, v in found.head.items() if k not in {"asked", "options", "seed"}},
         "kind": KIND,
         **({} if found.ended else {"interrupted": True}),
         "asked": dict(asked),
-        "missing": [m.to_json() for m in remaining(requested, pairs)],
+        "missing": [m.to_json() for m in missing],
         "results": rows,
     }
 

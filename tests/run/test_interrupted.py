@@ -18,6 +18,7 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.ggml.errors import CaseFileError
 from conformance.judge.verdict import Request
+from conformance.report.runs import read_runs
 from conformance.run.runner import Runner
 from conformance.run.session import interrupted
 from conformance.run.session.folder import LEFT, default_folder
@@ -272,3 +273,17 @@ def test_the_next_run_with_a_file_tells_what_ended_the_last(tmp_path: Path) -> N
         (path,) = tmp_path.glob(f"{LEFT}/*.gguf")
         assert sentence == f"a run ended in the middle of a case: conform repro {path} --backend cpu"
         path.unlink()
+
+
+def test_the_report_of_a_killed_run_names_what_ran(tmp_path: Path) -> None:
+    """A case that had started is missing with that reason; those that had not are missing for the other."""
+    journal = Beside(tmp_path / "r.json", folder=tmp_path)
+    journal.begin(Request({"cpu": [OP, TRAJECTORY]}))
+    context = journal.running(SPEC, [build(OP)])
+    context.__enter__()  # left open, as a kill does
+    journal._close(removes=False)
+    (document,) = read_runs([tmp_path / "r.json.partial.jsonl"]).documents
+    assert {m.case: m.reason for m in document.record.missing} == {
+        OP: "it was running when the run was killed",
+        TRAJECTORY: "the run ended before it",
+    }
