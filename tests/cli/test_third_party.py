@@ -43,6 +43,29 @@ def build(case_id):
 FAMILY = Family("their-graphs", "sums", lambda level: [with_seed("their-graphs", n) for n in ("4", "8")], build)
 UNNAMED = Family("another", "sums", lambda level: [], build)
 '''
+MISTAKES = """
+def unfilled(case_id):
+    case = build(case_id)
+    case.steps[0].inputs.clear()
+    return case
+
+
+def refused(case_id):
+    x = new_tensor(F32, 4)
+    Builder().mul_mat(x, new_tensor(F32, 5))
+
+
+def raises(case_id):
+    return {}["x"]
+
+
+def ids(level):
+    return ["their-graphs/4@1"]
+
+
+UNFILLED, REFUSED, RAISES = (Family("their-graphs", "mistakes", ids, f) for f in (unfilled, refused, raises))
+NAMELESS = Family("their-graphs", "mistakes", lambda level: ["4@1"], build)
+"""
 LIVE_FAMILY = '''
 """A live family that looks at the name of a backend."""
 
@@ -143,6 +166,24 @@ def test_a_live_family_is_listed_and_run(site: Path) -> None:
     assert _conform(site, "list", "cases", "--family", "their-live").stdout.split() == ["their-live/name@0"]
     done = _conform(site, "run", "--family", "their-live", "--backend", "ggml", "-q")
     assert (done.returncode, "1 PASS" in done.stdout) == (0, True), done
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("UNFILLED", "builds an invalid case their-graphs/4@1: steps[0]: NONE x f32[4, 1, 1, 1] is neither persistent"),
+        ("REFUSED", "cannot build their-graphs/4@1: MUL_MAT: GGML_ASSERT(ggml_can_mul_mat(a, b)) failed"),
+        ("RAISES", "cannot build their-graphs/4@1: KeyError: 'x' (their_family.py:"),
+        ("NAMELESS", "lists the id '4@1'; their-graphs/PARAMS@SEED expected (with_seed)"),
+    ],
+)
+def test_a_mistake_in_a_family_is_no_verdict(site: Path, mistake: str, said: str) -> None:
+    """The message begins with the family, and no backend is blamed."""
+    (site / "their_family.py").write_text(f"{FAMILY}{MISTAKES}FAMILY = {mistake}\n")
+    done = _conform(site, "run", "--family", "their-graphs", "--backend", "ggml")
+    assert done.returncode == 2
+    assert f"conform: family 'their-graphs' {said}" in " ".join(done.stderr.split())
+    assert not any(word in done.stdout for word in ("OVERCLAIM", "CRASH", "PASS"))
 
 
 def test_a_command_is_called_and_in_the_help(site: Path) -> None:
