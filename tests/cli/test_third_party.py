@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -159,6 +160,22 @@ def test_a_family_is_listed_and_run(site: Path) -> None:
     assert (done.returncode, "2 PASS" in done.stdout) == (0, True), done
     one = _conform(site, "run", "--case", "their-graphs/8@*", "--backend", "ggml", "-q")
     assert (one.returncode, "1 PASS" in one.stdout) == (0, True), one
+
+
+def test_the_families_are_listed_with_their_summaries(site: Path) -> None:
+    """`list families` says of each what a case is and whether it runs by default; a broken one hides no other."""
+    done = _conform(site, "list", "families", "--json", "families.json")
+    rows = {name: rest for name, *rest in map(str.split, done.stdout.splitlines()[2:])}
+    assert done.returncode == 0
+    assert (rows["ops"][0], rows["their-graphs"], rows["audit"][:2]) == (
+        "yes",
+        ["if", "named", "sums"],
+        ["if", "named"],
+    )
+    assert rows["their-broken"][2:4] == ["not", "available:"]
+    found = json.loads((site.parent / "families.json").read_text())["families"]
+    assert found["their-graphs"] == {"available": True, "default": False, "summary": "sums"}
+    assert set(found) >= {*FAMILIES.ours(), *LIVE.ours()}
 
 
 def test_a_live_family_is_listed_and_run(site: Path) -> None:
