@@ -65,7 +65,9 @@ class Case:
     steps: list[Step]
     family: str = ""
     params: dict[str, JSON] = field(default_factory=dict)
+    """Keys of the id, for readers of a case file; the runner reads those of a relation only."""
     seed: int = 0
+    """Seed of the id, for readers of a case file."""
     generator: int = 1
     """Version of the generator; the same id may have other bytes in another version."""
     tolerance: dict[str, float] = field(default_factory=dict)

@@ -110,7 +110,7 @@ def _fitting(made: Iterator[Case], rule: Rule, case: Case, node: Tensor | None) 
 
 
 def makers(name: str) -> tuple[Make, ...]:
-    """Return the passes that remove a property, least change first; none if nothing can remove it."""
+    """Return the passes that remove a property, least change first; none if nothing can."""
     if name in {OFFSET, LAYOUT, VIEW, BARE}:
         return {OFFSET: (_from_start, _flat), LAYOUT: (_close_rows, _flat)}.get(name, (_flat,))
     if name in {TYPE, RESULT}:

@@ -36,9 +36,13 @@ class Scope:
     backend: str
     level: str
     ops: int
-    """Number of ops that the suite has; each level has a case of each of them; 0 if the run had none of `ops`."""
+    """Number of ops that the suite has; 0 if the run had no case of `ops`.
+
+    Each level has a case of each op."""
     passed: tuple[str, ...]
-    """Ops of which a case passed, each alone in its graph; families, if the run had no case of `ops`."""
+    """Ops of which a case passed, each alone in its graph.
+
+    Families, if the run had no case of `ops`."""
     refused: tuple[str, ...]
     """Ops of which every case was UNSUPPORTED."""
     further: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -183,6 +184,21 @@ def test_a_live_family_is_listed_and_run(site: Path) -> None:
     assert _conform(site, "list", "cases", "--family", "their-live").stdout.split() == ["their-live/name@0"]
     done = _conform(site, "run", "--family", "their-live", "--backend", "ggml", "-q")
     assert (done.returncode, "1 PASS" in done.stdout) == (0, True), done
+
+
+def test_the_family_of_the_manual_runs(site: Path) -> None:
+    """The example of docs/suite.md is a whole module: its cases pass, and a wrong key is one message."""
+    page = (Path(__file__).parents[2] / "docs" / "suite.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (site / "residual.py").write_text(example)
+    entries = next(site.glob("*.dist-info")) / "entry_points.txt"
+    entries.write_text("[conformance.families]\nresidual = residual:FAMILY\n")
+    done = _conform(
+        site, "run", "--family", "residual", "--level", "full", "--backend", "ggml", "--backend", "cpu", "-q"
+    )
+    assert (done.returncode, done.stdout.count("6 PASS")) == (0, 2), done
+    wrong = _conform(site, "run", "--case", "residual/embed=7@1", "--backend", "ggml")
+    assert "conform: case 'residual/embed=7@1': key 'embed' is unknown; did you mean embd?" in wrong.stderr
 
 
 @pytest.mark.parametrize(
