@@ -187,7 +187,7 @@ class Chosen:
     @property
     def folder(self) -> Path:
         """Folder for the journals of runs that write no record, and for running cases."""
-        return self.saves or default_folder()
+        return self.save_failures or default_folder()
 
     @cached_property
     def levels(self) -> dict[Spec, Level]:

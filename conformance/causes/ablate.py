@@ -93,7 +93,7 @@ def drop(rule: Rule, recorded: Recorded, result: Result, node: Tensor | None) ->
         result: its result.
         node: the failing node, whose op stays; if None, as many nodes compute as before.
     """
-    makes = dict.fromkeys(make for c in sorted(rule.says, key=str) for make in _makers(property_of(c)))
+    makes = dict.fromkeys(make for c in sorted(rule.says, key=str) for make in makers(property_of(c)))
     for make in makes:
         with suppress(GraphError):
             yield from islice(_fitting(make(recorded, result), rule, recorded.case, node), 1)
@@ -109,8 +109,8 @@ def _fitting(made: Iterator[Case], rule: Rule, case: Case, node: Tensor | None) 
             yield candidate
 
 
-def _makers(name: str) -> tuple[Make, ...]:
-    """Return the passes that remove a property, least change first."""
+def makers(name: str) -> tuple[Make, ...]:
+    """Return the passes that remove a property, least change first; none if nothing can."""
     if name in {OFFSET, LAYOUT, VIEW, BARE}:
         return {OFFSET: (_from_start, _flat), LAYOUT: (_close_rows, _flat)}.get(name, (_flat,))
     if name in {TYPE, RESULT}:
@@ -208,7 +208,7 @@ def needs(rule: Rule, recorded: Recorded, result: Result, node: Tensor, passes: 
                 idle |= gone
     if len(idle) > 1 and not _fails_without(idle, op, recorded, result, node, passes):
         idle = set()  # two bugs, each of which shows without what the other needs
-    return Needs(tuple(some_of), frozenset(idle), tuple(right), all(_makers(property_of(c)) for c in rule.rest))
+    return Needs(tuple(some_of), frozenset(idle), tuple(right), all(makers(property_of(c)) for c in rule.rest))
 
 
 def _fails_without(

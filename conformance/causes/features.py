@@ -29,10 +29,15 @@ Features = Mapping[str, str]
 OP, STEP, IN_PLACE, OUTPUT, RESULT, OTHER_NODE = "op", "step", "in place", "output", "result.type", "another node"
 TYPE, LAYOUT, VIEW, OFFSET, BARE = "type", "layout", "view of", "offset view", "bare view"
 HOLDS, BROADCAST, SHARED, TAIL = "holds", "broadcast", "shared buffer", "tail of a block"
-"""Properties of one operand; their keys begin with `src[0].` or the like.
+OPERANDS = {
+    TYPE: "is {}", LAYOUT: "{}", VIEW: "is {}", OFFSET: "is a view with an offset", BARE: "is a view without an op",
+    HOLDS: "holds {}", BROADCAST: "is broadcast", SHARED: "lies in a buffer that an earlier node writes",
+    TAIL: "has rows that end within a block",
+}  # fmt: skip
+"""Property of one operand, besides sizes -> text of a clause after the operand.
 
-A bare view has no op, as from `ggml_view_tensor`. A shared buffer is a leaf that an earlier node also writes, other
-than the node that computes the operand."""
+Their keys begin with `src[0].` or the like. A bare view has no op, as from `ggml_view_tensor`. A shared buffer is a
+leaf that an earlier node also writes, other than the node that computes the operand."""
 YES, CONTIGUOUS, STRIDED, FIRST, PART = "yes", "contiguous", "strided rows", "first", "part of "
 REPEATING = frozenset({"ADD", "SUB", "MUL", "DIV"})
 """Ops that broadcast `src[1]`."""

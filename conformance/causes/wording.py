@@ -9,7 +9,7 @@ from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Verdict
 from conformance.suite.relations import relation
 
-from .features import LAYOUT, OP
+from .features import LAYOUT, OP, OPERANDS
 from .rule import is_size, property_of
 
 KINDS = {
@@ -22,13 +22,6 @@ KINDS = {
 """Kind of wrong results -> its text."""
 CUT = "search stopped early; condition not established"
 """Text of a cause whose search did not finish."""
-_OPERANDS = {
-    "type": "is {}", LAYOUT: "{}", "view of": "is {}", "offset view": "is a view with an offset",
-    "bare view": "is a view without an op", "broadcast": "is broadcast", "holds": "holds {}",
-    "shared buffer": "lies in a buffer that an earlier node writes",
-    "tail of a block": "has rows that end within a block",
-}  # fmt: skip
-"""Property of an operand -> text of a clause after the operand."""
 _OTHERS = {
     ("in place", "yes"): "it runs in place",
     ("in place", "no"): "it does not run in place",
@@ -38,6 +31,7 @@ _OTHERS = {
     ("step", "same sizes as before"): "the step before had the same sizes",
     ("step", "other sizes than before"): "the step before had other sizes",
 }
+"""Property of a node, with its value -> its clause."""
 
 
 def sentence(
@@ -103,4 +97,4 @@ def clause(c: Condition) -> str:
         return f"{who} is given"
     if name == LAYOUT:
         values = [f"has {v}" if "rows" in v else f"is {v}" for v in values]
-    return f"{who} {_OPERANDS[name].format(' or '.join(values))}" if name in _OPERANDS else f"{who}.{name} {c.value}"
+    return f"{who} {OPERANDS[name].format(' or '.join(values))}" if name in OPERANDS else f"{who}.{name} {c.value}"

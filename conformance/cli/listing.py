@@ -1,4 +1,4 @@
-"""`conform list`: backends, cases and builds."""
+"""`conform list`: backends, families, cases and builds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from conformance.cli.cases import read_cases
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.outcome import Outcome, Why
 from conformance.report.runfile import write_json
+from conformance.run.live import family_names
 from conformance.run.session import select
+from conformance.suite import FAMILIES
 from conformance.suite.family import LEVELS
 from conformance.testrun import Chosen
 
@@ -31,12 +33,14 @@ def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[st
     """Complete a word by the kind of list that the first word names."""
     if ctx.params.get("what") == "builds":
         return options.complete_build(ctx, param, begun)
+    if ctx.params.get("what") == "families":
+        return options.complete_family(ctx, param, begun)
     of = options.complete_case if ctx.params.get("what") == "cases" else options.complete_backend
     return of(ctx, param, begun)
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(["backends", "cases", "builds"]), default="backends")
+@click.argument("what", type=click.Choice(["backends", "families", "cases", "builds"]), default="backends")
 @click.argument("names", nargs=-1, metavar="[NAME|GLOB|FILE|BUILD]…", shell_complete=_complete)
 @chosen(options.CONFIG, options.FAMILY, options.LEVEL)
 @click.option("--format", "form", type=click.Choice(["ids", "test-file"]), default="ids", show_default=True,
@@ -55,15 +59,17 @@ def list_(
     isa: str | None,
     json_path: Path | None,
 ) -> None:
-    """List backends (default), case ids or builds of llama.cpp.
+    """List backends (default), families, case ids or builds of llama.cpp.
 
-    NAME is a backend, GLOB matches case ids, FILE contains cases, BUILD is a folder, a library, an archive, an
-    installed distribution, pypi:NAME==VERSION or npm:NAME@VERSION. Exit code 1: no BUILD can be tested.
+    NAME is a backend or a family, GLOB matches case ids, FILE contains cases, BUILD is a folder, a library, an
+    archive, an installed distribution, pypi:NAME==VERSION or npm:NAME@VERSION. Exit code 1: no BUILD can be tested.
     """
     if what == "cases":
         _cases(names, chosen, lib if form == "test-file" else None, output, json_path)
     elif what == "builds":
         _builds(names, isa or "", json_path)
+    elif what == "families":
+        _families(names, json_path)
     else:
         _backends(names, json_path)
 
@@ -96,6 +102,30 @@ def _backends(names: Sequence[str], json_path: Path | None) -> None:
     table(rows, heads, maxcolwidths=[None, None, 24, 56, 34])
     if json_path:
         write_json(json_path, {"schema": 1, "backends": document})
+
+
+def _families(names: Sequence[str], json_path: Path | None) -> None:
+    """Print the summary of each family, or why it cannot be used."""
+    rows: list[Sequence[str]] = []
+    document: dict[str, JSON] = {}
+    ours = FAMILIES.ours()
+    for name in names or family_names():
+        runs = name in ours
+        default = "yes" if runs else "if named"
+        try:
+            family = select.family_named(name)
+            why = family.lacks()
+        except UnavailableError as e:
+            why = str(e)
+        if why:
+            rows.append((name, default, f"not available: {why}"))
+            document[name] = {"available": False, "default": runs, "reason": why}
+        else:
+            rows.append((name, default, family.summary))
+            document[name] = {"available": True, "default": runs, "summary": family.summary}
+    table(rows, ["family", "default", "a case"], maxcolwidths=[None, None, 90])
+    if json_path:
+        write_json(json_path, {"schema": 1, "families": document})
 
 
 def _cases(names: Sequence[str], chosen: Chosen, lib: str | None, output: Path | None, json_path: Path | None) -> None:

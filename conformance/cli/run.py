@@ -6,9 +6,8 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,7 +23,7 @@ from conformance.campaign.lanes import Lanes, devices_of, number, shares
 from conformance.campaign.pool import connect
 from conformance.case.case import Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
-from conformance.ggml.text import printable
+from conformance.ggml.text import placed, printable
 from conformance.judge.outcome import Outcome
 from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted, elapsed
 from conformance.process import Deadline, is_traced
@@ -313,7 +312,7 @@ class Execution:
             except (KeyboardInterrupt, UsageError, CaseFileError, BrokenPipeError):
                 raise
             except BaseException as e:  # noqa: BLE001  # an adapter may raise SystemExit: the next ones run all the same
-                why = str(e) if isinstance(e, ConformanceError) else f"{ENDED}: {_place(e)}"
+                why = str(e) if isinstance(e, ConformanceError) else f"{ENDED}: {placed(e)}"
                 self._run.reasons[str(spec), ""] = why
                 line(f"{spec}: {why}", err=True)
 
@@ -397,7 +396,7 @@ class Execution:
             try:
                 self._run.close()
             except BaseException as e:  # noqa: BLE001  # all is recorded: what an adapter does at its end changes nothing
-                line(f"while the backends were closed: {_place(e)}", err=True)
+                line(f"while the backends were closed: {placed(e)}", err=True)
 
     def _summarise(self) -> None:
         """Print the active settings, the totals, and finally the problems of the whole run."""
@@ -478,12 +477,3 @@ def _compared(it: TestRun, *, quiet: bool) -> list[str]:
         for p in changed
     ]
     return [*lines, compared([str(it.chosen.base or it.chosen.against)], pairs)]
-
-
-def _place(e: BaseException) -> str:
-    """Format an exception as one line, with the place where it was raised."""
-    last = traceback.extract_tb(e.__traceback__)[-1:]
-    with suppress(Exception):  # its own text may raise
-        where = "".join(f" ({os.path.basename(f.filename)}:{f.lineno})" for f in last)  # noqa: PTH119  # no file is meant
-        return f"{type(e).__name__}: {e}{where}" if str(e) else f"{type(e).__name__}{where}"
-    return type(e).__name__

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 _CONTROL = "\x00-\x1f\x7f-\x9f"
 _BREAKS = "\u2028\u2029"
@@ -79,3 +81,9 @@ def error_text(error: BaseException) -> str:
     except Exception:  # noqa: BLE001  # an adapter's own exception may fail to format
         text = ""
     return f"{name}: {text}" if text else name
+
+
+def placed(error: BaseException) -> str:
+    """Return an error's text with the file and line that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return error_text(error) + "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in last)

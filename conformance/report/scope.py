@@ -36,9 +36,13 @@ class Scope:
     backend: str
     level: str
     ops: int
-    """Number of ops that the suite has; each level has a case of each of them."""
+    """Number of ops that the suite has; 0 if the run had no case of `ops`.
+
+    Each level has a case of each op."""
     passed: tuple[str, ...]
-    """Ops of which a case passed, each alone in its graph."""
+    """Ops of which a case passed, each alone in its graph.
+
+    Families, if the run had no case of `ops`."""
     refused: tuple[str, ...]
     """Ops of which every case was UNSUPPORTED."""
     further: tuple[str, ...]
@@ -46,7 +50,8 @@ class Scope:
 
     def __str__(self) -> str:
         refused = f"; refused: {first(self.refused, NAMED)}" if self.refused else ""
-        passed = f"{len(self.passed)} of {self.ops} ops passed a case at level {self.level}"
+        alone = f"{len(self.passed)} of {self.ops} ops" if self.ops else ", ".join(self.passed) or "no family"
+        passed = f"{alone} passed a case at level {self.level}"
         return f"{self.backend}: {passed}{refused}; further: {shell(self.further)}"
 
 
@@ -95,10 +100,12 @@ def _scope(backend: str, level: str, families: Sequence[str], globs: Sequence[st
             verdicts.setdefault(op, set()).add(r.verdict)
     refused = tuple(sorted(op for op, found in verdicts.items() if found == {Verdict.UNSUPPORTED}))
     passed = tuple(sorted(op for op, found in verdicts.items() if found & PASSED))
+    if not verdicts:
+        passed = tuple(dict.fromkeys(operation(r.case).family for r in results if r.verdict in PASSED))
     ran = sorted(verdicts.keys() - set(refused) - VIEW_OPS)  # a backend computes nothing for a view
     more = _further(level, families, globs, ran)
     words = ("conform", "run", "--backend", backend, *(w for option, value in more for w in (option, value)))
-    return Scope(backend, level, len(KNOWN), passed, refused, words)
+    return Scope(backend, level, len(KNOWN) if verdicts else 0, passed, refused, words)
 
 
 def _further(level: str, families: Sequence[str], globs: Sequence[str], ran: Sequence[str]) -> list[tuple[str, str]]:

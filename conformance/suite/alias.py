@@ -371,7 +371,7 @@ def ids(level: Level) -> Sequence[str]:
 
 FAMILY = Family(
     NAME,
-    "two graphs with the same names and one difference, run alternately",
+    "graphs A, B, A, B in one session, with the same names; chains that may and may not be fused",
     ids,
     build,
 )

@@ -209,7 +209,7 @@ _GQA: Table = {
     ),
 }
 
-GQA = _family("gqa", "attention with fewer KV heads than heads, in every shape", _GQA)
+GQA = _family("gqa", "attention over few KV heads: ratios, head sizes, ALiBi, softcap, sinks, masked rows", _GQA)
 
 _several = partial(grid, "llama", l=1, embd=32, heads=4, kv=2, head=16, ff=32, vocab=32)
 _WAYS: Keys = {"unified": "0 1", "fa": "1 0"}
@@ -264,5 +264,5 @@ _MULTI_SEQUENCE: Table = {
 }
 
 MULTI_SEQUENCE = _family(
-    "multi_sequence", "sequences of different lengths that come, go and share their cells", _MULTI_SEQUENCE
+    "multi_sequence", "1 to 8 sequences that start, end and share cells, in a stream each or in one", _MULTI_SEQUENCE
 )

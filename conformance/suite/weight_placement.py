@@ -383,7 +383,7 @@ def _with_seed(body: str) -> str:
 
 FAMILY = Family(
     NAME,
-    "weights in every buffer type and usage; quantised tensors that are not weights",
+    "weights in each buffer type and usage, tied, through views; quantised tensors that are no weights",
     ids_of(TABLE, _with_seed, _size),
     build,
 )

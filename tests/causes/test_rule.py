@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,12 +14,14 @@ import pytest
 from conformance.case.case import Case, Step
 from conformance.causes import ablate
 from conformance.causes.failure import is_flaky
-from conformance.causes.features import features, nodes_of
+from conformance.causes.features import OPERANDS, features, nodes_of
 from conformance.causes.group import Group, needing_same
-from conformance.causes.rule import Rule, common, meets, rule_of
+from conformance.causes.rule import Rule, common, is_size, meets, property_of, rule_of
+from conformance.causes.wording import clause
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Tensor, nbytes, new_tensor
 from conformance.ggml.types import F32, I32
 from conformance.judge.cause import Condition
@@ -60,6 +63,25 @@ def test_a_rule_holds_for_its_own_node(case_id: str) -> None:
     case = build(case_id)
     for k, _, node in nodes_of(case):
         assert rule_of(case, k, node).holds(features(case, k, node)), node
+
+
+@pytest.mark.parametrize("case_id", case_ids((), (), "smoke")[::9])
+def test_each_property_has_words(case_id: str) -> None:
+    """Those of an operand in `OPERANDS` (features.py), those of a node in wording.py; others print as `NAME VALUE`."""
+    case = build(case_id)
+    for k, _, node in nodes_of(case):
+        for condition in itertools.starmap(Condition, features(case, k, node).items()):
+            name = property_of(condition)
+            assert name == condition.key or name in OPERANDS or is_size(condition), f"{name}: add it to OPERANDS"
+        named = {f.name for f in DECLARATIONS[node.op].fields}
+        bare = [c for c in rule_of(case, k, node).rest if property_of(c) == c.key and c.key not in named]
+        assert not [c for c in bare if clause(c) == f"{c.key} = {c.value}"], "add it to wording.py"
+
+
+def test_each_property_of_an_operand_is_removed_by_a_pass_of_its_own() -> None:
+    """What `makers` (ablate.py) does not name would be taken for a parameter of the op."""
+    parameters = ablate.makers("a parameter")
+    assert [name for name in OPERANDS if ablate.makers(name) == parameters] == [], "add it to `makers` of ablate.py"
 
 
 def test_the_rule_over_two_holds_for_both() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -43,6 +45,29 @@ def build(case_id):
 FAMILY = Family("their-graphs", "sums", lambda level: [with_seed("their-graphs", n) for n in ("4", "8")], build)
 UNNAMED = Family("another", "sums", lambda level: [], build)
 '''
+MISTAKES = """
+def unfilled(case_id):
+    case = build(case_id)
+    case.steps[0].inputs.clear()
+    return case
+
+
+def refused(case_id):
+    x = new_tensor(F32, 4)
+    Builder().mul_mat(x, new_tensor(F32, 5))
+
+
+def raises(case_id):
+    return {}["x"]
+
+
+def ids(level):
+    return ["their-graphs/4@1"]
+
+
+UNFILLED, REFUSED, RAISES = (Family("their-graphs", "mistakes", ids, f) for f in (unfilled, refused, raises))
+NAMELESS = Family("their-graphs", "mistakes", lambda level: ["4@1"], build)
+"""
 LIVE_FAMILY = '''
 """A live family that looks at the name of a backend."""
 
@@ -138,11 +163,60 @@ def test_a_family_is_listed_and_run(site: Path) -> None:
     assert (one.returncode, "1 PASS" in one.stdout) == (0, True), one
 
 
+def test_the_families_are_listed_with_their_summaries(site: Path) -> None:
+    """`list families` says of each what a case is and whether it runs by default; a broken one hides no other."""
+    done = _conform(site, "list", "families", "--json", "families.json")
+    rows = {name: rest for name, *rest in map(str.split, done.stdout.splitlines()[2:])}
+    assert done.returncode == 0
+    assert (rows["ops"][0], rows["their-graphs"], rows["audit"][:2]) == (
+        "yes",
+        ["if", "named", "sums"],
+        ["if", "named"],
+    )
+    assert rows["their-broken"][2:4] == ["not", "available:"]
+    found = json.loads((site.parent / "families.json").read_text())["families"]
+    assert found["their-graphs"] == {"available": True, "default": False, "summary": "sums"}
+    assert set(found) >= {*FAMILIES.ours(), *LIVE.ours()}
+
+
 def test_a_live_family_is_listed_and_run(site: Path) -> None:
     """Its player answers for the case, and the case is in the totals."""
     assert _conform(site, "list", "cases", "--family", "their-live").stdout.split() == ["their-live/name@0"]
     done = _conform(site, "run", "--family", "their-live", "--backend", "ggml", "-q")
     assert (done.returncode, "1 PASS" in done.stdout) == (0, True), done
+
+
+def test_the_family_of_the_manual_runs(site: Path) -> None:
+    """The example of docs/suite.md is a whole module: its cases pass, and a wrong key is one message."""
+    page = (Path(__file__).parents[2] / "docs" / "suite.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (site / "residual.py").write_text(example)
+    entries = next(site.glob("*.dist-info")) / "entry_points.txt"
+    entries.write_text("[conformance.families]\nresidual = residual:FAMILY\n")
+    done = _conform(
+        site, "run", "--family", "residual", "--level", "full", "--backend", "ggml", "--backend", "cpu", "-q"
+    )
+    assert (done.returncode, done.stdout.count("6 PASS")) == (0, 2), done
+    wrong = _conform(site, "run", "--case", "residual/embed=7@1", "--backend", "ggml")
+    assert "conform: case 'residual/embed=7@1': key 'embed' is unknown; did you mean embd?" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("UNFILLED", "builds an invalid case their-graphs/4@1: steps[0]: NONE x f32[4, 1, 1, 1] is neither persistent"),
+        ("REFUSED", "cannot build their-graphs/4@1: MUL_MAT: GGML_ASSERT(ggml_can_mul_mat(a, b)) failed"),
+        ("RAISES", "cannot build their-graphs/4@1: KeyError: 'x' (their_family.py:"),
+        ("NAMELESS", "lists the id '4@1'; their-graphs/PARAMS@SEED expected (with_seed)"),
+    ],
+)
+def test_a_mistake_in_a_family_is_no_verdict(site: Path, mistake: str, said: str) -> None:
+    """The message begins with the family, and no backend is blamed."""
+    (site / "their_family.py").write_text(f"{FAMILY}{MISTAKES}FAMILY = {mistake}\n")
+    done = _conform(site, "run", "--family", "their-graphs", "--backend", "ggml")
+    assert done.returncode == 2
+    assert f"conform: family 'their-graphs' {said}" in " ".join(done.stderr.split())
+    assert not any(word in done.stdout for word in ("OVERCLAIM", "CRASH", "PASS"))
 
 
 def test_a_command_is_called_and_in_the_help(site: Path) -> None:

@@ -133,6 +133,16 @@ def test_an_op_counts_as_refused_only_if_every_case_of_it_is() -> None:
     assert (scope.passed, scope.refused) == (("A",), ("C",))
 
 
+def test_a_run_without_cases_of_ops_names_the_families_that_passed() -> None:
+    """It counts no ops: it had none alone in a graph."""
+    verdicts = {"gqa/a@1": Verdict.PASS, "gqa/b@1": Verdict.PASS, "zoo/c@1": Verdict.UNSUPPORTED}
+    rows = [Result(case, "x", verdict) for case, verdict in verdicts.items()]
+    (scope,) = scopes(_made(_selection("smoke", families=("gqa", "zoo"))), rows)
+    assert str(scope).startswith("x: gqa passed a case at level smoke; further: conform run --backend x --level stand")
+    (scope,) = scopes(_made(_selection("smoke", families=("zoo",))), rows[2:])
+    assert str(scope).startswith("x: no family passed a case at level smoke; ")
+
+
 def test_a_backend_with_failures_has_no_scope() -> None:
     """The scope says how far a success reaches."""
     rows = [Result("ops/ADD-f32-a=3@1", "x", Verdict.PASS), Result("ops/MUL-f32-a=3@1", "x", Verdict.FAIL)]

@@ -86,3 +86,12 @@ def test_a_fresh_failure_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "seed 3" in found.output
     assert f"saved, does not fail the run: CRASH {CRASHES}" in found.output
     assert list((tmp_path / "failures").glob("*.gguf"))
+
+
+def test_a_fresh_case_that_passes_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default folder is made with the first failure that is saved in it."""
+    monkeypatch.chdir(tmp_path)
+    args = ["run", "--backend", "cpu", "--case", "ops/ADD-f32+f32-*", "--only-fresh", "--fresh", "1", "--seed", "3"]
+    found = CliRunner().invoke(main, args)
+    assert found.exit_code == 0, found.output
+    assert not (tmp_path / "failures").exists()

@@ -17,7 +17,8 @@ from conformance.backend.interface import Backend, BufferType, DeviceInfo
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON, Case
 from conformance.case.streams import Stream
-from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError, unknown
+from conformance.ggml.errors import CaseFileError, ConformanceError, GraphError, UnavailableError, UsageError, unknown
+from conformance.ggml.text import placed
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Workers, open_backend
 from conformance.run.live import LIVE, LiveFamily, family_names, family_or_none
@@ -37,8 +38,35 @@ def family_named(name: str) -> Family:
 
 
 def build(case_id: str) -> Case:
-    """Build the case of an id; UsageError if it is unknown."""
-    return family_named(case_id.partition("/")[0]).build(case_id)
+    """Build the case of an id, and check it as far as a `Builder` did not.
+
+    Raises:
+        UsageError: the id is unknown, or its family cannot build it or builds an invalid case.
+        UnavailableError: this machine lacks what its family needs.
+        CaseFileError: the family's file is damaged.
+    """
+    family = family_named(case_id.partition("/")[0])
+    try:
+        case = family.build(case_id)
+    except (UsageError, UnavailableError, CaseFileError):
+        raise
+    except Exception as e:  # a mistake in a family is not the backend's
+        why = str(e) if isinstance(e, ConformanceError) else placed(e)
+        raise UsageError(f"family {family.name!r} cannot build {case_id}: {why}") from e
+    try:
+        case.validate(graphs=False)
+    except GraphError as e:
+        raise UsageError(f"family {family.name!r} builds an invalid case {case_id}: {e}") from e
+    return case
+
+
+def listed(family: Family, level: Level) -> Sequence[str]:
+    """Return the ids of a family at `level`; UsageError if one is not an id of the family."""
+    ids = family.ids(level)
+    if wrong := next((i for i in ids if not i.startswith(f"{family.name}/")), None):
+        expected = f"{family.name}/PARAMS@SEED expected (with_seed)"
+        raise UsageError(f"family {family.name!r} lists the id {wrong!r}; {expected}")
+    return ids
 
 
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
@@ -62,7 +90,7 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
     if globs:
         begun = [] if families else _begun(globs)
         chosen = [f for f in (*chosen, *begun) if any(_may_match(g, f.name) for g in globs)]
-    ids = [i for f in chosen for i in f.ids(level)]
+    ids = [i for f in chosen for i in listed(f, level)]
     if not globs:
         return ids
     place = {i: k for k, i in enumerate(ids)}
@@ -80,7 +108,7 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
             continue
         name = f"{g}@0" if g.startswith("tbo/") and g.endswith(")") else g  # copied from output of test-backend-ops
         if "@" not in name or set("*?") & set(name):
-            n = sum(bool(matches(i)) for f in chosen for i in f.ids(LEVELS[-1]))
+            n = sum(bool(matches(i)) for f in chosen for i in listed(f, LEVELS[-1]))
             known = f"--level full has {n:,}" if n else "conform list cases --level full lists them all"
             raise UsageError(f"no case of level {level} matches {g!r}; {known}")
         build(name)
@@ -208,14 +236,14 @@ def fresh_ids(families: Sequence[str], globs: Sequence[str], level: Level, n: in
     if n < 1:
         return []
     chosen = [f for f in (map(family_named, families) if families else by_default()) if f.seeded and not f.lacks()]
-    listed = [[i for i in f.ids(level) if not globs or any(fnmatchcase(i, g) for g in globs)] for f in chosen]
-    listed = [ids for ids in listed if ids]
-    if not listed:
+    offered = [[i for i in listed(f, level) if not globs or any(fnmatchcase(i, g) for g in globs)] for f in chosen]
+    offered = [ids for ids in offered if ids]
+    if not offered:
         raise UsageError("--fresh: none of the chosen cases has a seed")
     stream = Stream("fresh", str(seed))
     found: dict[str, None] = {}
     while len(found) < n:
-        ids = listed[len(found) % len(listed)]
+        ids = offered[len(found) % len(offered)]
         at, own = int(stream.integers(1, 0, len(ids))[0]), int(stream.integers(1, 0, LARGEST)[0])
         found[reseeded(ids[at], own)] = None
     return list(found)

@@ -106,10 +106,7 @@ COMPONENTS: Mapping[str, Component] = {
     ),
 }
 _OPERAND = re.compile(r"(src\[\d\]|any source|any operand|result)\.(.+)")
-_PROPERTIES = frozenset(
-    {of.TYPE, of.LAYOUT, of.VIEW, of.OFFSET, of.BARE, of.HOLDS, of.BROADCAST, of.SHARED, of.TAIL, MATRICES}
-    | {f"ne[{d}]" for d in range(4)}
-)
+_PROPERTIES = frozenset({*of.OPERANDS, MATRICES, *(f"ne[{d}]" for d in range(4))})
 _VALUES: Mapping[str, frozenset[str]] = {
     of.TYPE: frozenset({*TYPES, QUANTISED}),
     of.LAYOUT: frozenset({"contiguous", "reshaped", "transposed", "permuted", of.STRIDED, "gaps in rows"}),
