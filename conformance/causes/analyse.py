@@ -14,6 +14,7 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, UnavailableError
+from conformance.ggml.tensor import VIEW_OPS
 from conformance.judge.cause import ALWAYS, Cause
 from conformance.judge.evidence import Fault
 from conformance.judge.message import innermost
@@ -191,7 +192,8 @@ def _alone(case: Case, result: Result, spec: Spec, runner: Runner) -> tuple[Spec
 def _telling(results: Sequence[Result], failures: Sequence[Failure]) -> list[Result]:
     """Return the passes that may contain such nodes: trajectories, and cases of the same ops."""
     at = {name_of(f.case.steps[f.at[0]].graph.nodes[f.at[1]]) for f in failures if f.at is not None}
-    return [r for r in results if r.verdict is Verdict.PASS and _op(r.case) in {*at, ""}]
+    seen = {*at, "", *VIEW_OPS}  # the case of a view has a node that copies it
+    return [r for r in results if r.verdict is Verdict.PASS and _op(r.case) in seen]
 
 
 def _op(case_id: str) -> str:

@@ -14,11 +14,11 @@ still fails without it, they stay separate.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from conformance.case.case import Case
-from conformance.judge.cause import Cause, Condition
+from conformance.judge.cause import Cause, Condition, Neighbour
 from conformance.judge.evidence import Fault
 from conformance.judge.message import innermost, said
 from conformance.judge.verdict import Verdict
@@ -27,8 +27,8 @@ from conformance.suite.relations import relation
 from .ablate import Needs
 from .cause import digest
 from .failure import Failure, Kind, Shape, is_flaky, size
-from .features import OP, TYPE, Features, features, nodes_of
-from .rule import Rule, common, is_size, kernels, meets, property_of
+from .features import OP, TYPE, YES, Features, features, nodes_of
+from .rule import MATRICES, Rule, common, is_size, kernels, meets, property_of, rule_of
 from .wording import sentence
 
 JOINED = 0.8
@@ -73,20 +73,54 @@ class Nodes:
         for op, found in _by_op(rows).items():
             self._near.setdefault(op, []).extend(found)
 
-    def shown(self, rule: Rule, needed: Collection[Condition], failed: Iterable[Features]) -> Rule:
-        """Return `rule` with the conditions that are shown.
+    def shown(self, rule: Rule, needed: Collection[Condition], failed: Sequence[Failure]) -> Shown:
+        """Return the conditions of `rule` that are shown, and by what.
 
-        A condition is shown if all nodes `failed` meet it, and if it is `needed` or a passing node of the same op lacks
-        it and meets all others.
+        A condition is shown if all nodes `failed` meet it and if for each op some of them has a passing neighbour: a
+        node that differs in this property alone. A condition that is `needed` was shown by an experiment, for the op of
+        the first of `failed`. A size becomes the largest with which a neighbour passes.
         """
-        rows = list(failed)
-        shown = {c for c in rule.rest if c in needed or self._lacks_only(rule, c)}
-        return rule.but([c for c in rule.rest if c not in shown or not all(meets(c, f) for f in rows)])
+        found: Shown = {}
+        for c in sorted(rule.rest, key=str):
+            each: list[Neighbour] = []
+            for op in rule.ops:
+                mine = [f for f in failed if f.features[OP] == op]
+                pairs = [n for f in mine for n in self._neighbours(c, f)]
+                if not pairs and c in needed and failed[0].features[OP] == op:
+                    pairs = self._nearest(c, failed[0])
+                each += sorted(pairs, key=_passing)[-1:]
+            if each and len(each) == len(rule.ops):
+                shown = c if not is_size(c) else Condition(c.key, f"> {max(map(_passing, each))}")
+                if all(meets(shown, f.features) for f in failed):
+                    least = str(min(int(f.features[c.key]) for f in failed)) if is_size(c) else ""
+                    found[shown] = Neighbour(max(each, key=_passing).passes, least)
+        return found
 
-    def _lacks_only(self, rule: Rule, condition: Condition) -> bool:
-        others = rule.but([condition])
-        rows = (f for op in rule.ops for side in (self._passed, self._near) for f in side.get(op, ()))
-        return any(not meets(condition, f) and others.holds(f) for f in rows)
+    def _neighbours(self, condition: Condition, failure: Failure) -> Iterator[Neighbour]:
+        """Yield what passes beside a failing node: nodes that lack the condition and share all else.
+
+        All else: the other properties that a rule of this node could name, and all sizes; a size changes in one
+        dimension, of every operand.
+        """
+        assert failure.at is not None
+        own, key = failure.features, _key(condition, failure.features)
+        others = [
+            c
+            for c in rule_of(failure.case, failure.at[0], failure.node).rest
+            if c.key != key and not (is_size(c) and _varies(c.key, condition))
+        ]
+        fixed = {k: v for k, v in own.items() if ".ne[" in k and not _varies(k, condition)}
+        for f in (f for side in (self._passed, self._near) for f in side.get(own[OP], ())):
+            sizes = {k: v for k, v in f.items() if ".ne[" in k and not _varies(k, condition)}
+            if sizes == fixed and not meets(condition, f) and all(meets(c, f) for c in others):
+                yield Neighbour(_value(f, key))
+
+    def _nearest(self, condition: Condition, failure: Failure) -> list[Neighbour]:
+        """Return the passing node without a needed condition that shares most with a failing one."""
+        own, key = failure.features, _key(condition, failure.features)
+        rows = [f for side in (self._near, self._passed) for f in side.get(own[OP], ()) if not meets(condition, f)]
+        best = max(rows, key=lambda f: len(own.items() & f.items()), default=None)
+        return [Neighbour("" if best is None else _value(best, key))]
 
     def passed(self, rule: Rule) -> int:
         """Count the passing nodes that meet `rule`."""
@@ -117,6 +151,36 @@ class Nodes:
             if self.passed(less := rule.but([c])) == self.passed(rule):
                 rule = less
         return rule
+
+
+Shown = dict[Condition, Neighbour]
+"""Condition -> what shows it."""
+
+
+def _key(condition: Condition, found: Features) -> str:
+    """Return the property of a node that meets a condition, also of `any operand`."""
+    if condition.key in found:
+        return condition.key
+    name = property_of(condition)
+    mine = (k for k in found if k.endswith(f".{name}") and meets(Condition(k, condition.value), found))
+    return next(mine, condition.key)
+
+
+def _value(found: Features, key: str) -> str:
+    value = found.get(key, "")
+    return "" if value == YES else value
+
+
+def _varies(key: str, condition: Condition) -> bool:
+    """Return True if a size may differ where that of `condition` does: of the same dimension."""
+    if not is_size(condition):
+        return False
+    mine, other = (k.partition(".")[2] for k in (condition.key, key))
+    return mine == other or MATRICES in (mine, other)
+
+
+def _passing(neighbour: Neighbour) -> int:
+    return int(neighbour.passes) if neighbour.passes.isdigit() else 0
 
 
 def _by_op(rows: Iterable[Features]) -> dict[str, list[Features]]:
@@ -183,7 +247,7 @@ class Group:
         self.kind, self.proof, self.needs, self.rule = first.kind, first.proof, first.needs, rule
         self.failures += other.failures
         self.unsure += other.unsure
-        self.cut = self.cut and other.cut
+        self.cut = self.cut or other.cut
 
 
 def joint(a: Group, b: Group, nodes: Nodes) -> Rule | None:
@@ -247,9 +311,11 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
     result, rule = group.proof.result, group.rule
     if group.cut:
         rule = rule.but(rule.rest - group.needs.alone)
+    shown: Shown = {}
     if rule.ops:
-        own = (f.features for f in group.failures if f.at is not None and f.features[OP] in rule.ops)
-        rule = nodes.shown(rule, group.needs.alone, own)
+        own = [f for f in (group.proof, *group.failures) if f.at is not None and f.features[OP] in rule.ops]
+        shown = nodes.shown(rule, group.needs.alone, own) if own else {}
+        rule = Rule((*(c for c in rule.conditions if c.key == OP), *shown))
     failed = sorted(group.failures, key=size)
     passed = nodes.passed(rule)
     verdict, message = group.kind
@@ -258,7 +324,7 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
     of_nodes = passed if rule.ops else None
     return Cause(
         _id(group, backend),
-        sentence(rule.conditions, verdict, message, len(failed), of_nodes, group.unsure, cut=group.cut),
+        sentence(rule.conditions, verdict, message, len(failed), of_nodes, group.unsure, shown=shown, cut=group.cut),
         backend,
         result.verdict,
         rule.ops[0] if len(rule.ops) == 1 else "" if rule.ops else group.proof.among,
@@ -268,6 +334,7 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
         seen,
         rank={"failed": len(failed), "passed": passed},
         search="cut" if group.cut else "complete",
+        neighbours=tuple(shown.values()),
     )
 
 

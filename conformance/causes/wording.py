@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
-from conformance.judge.cause import ANY_OF, Condition
+from conformance.judge.cause import ANY_OF, Condition, Neighbour
 from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Verdict
 from conformance.suite.relations import relation
@@ -42,6 +43,7 @@ def sentence(
     passed: int | None,
     unsure: int = 0,
     *,
+    shown: Mapping[Condition, Neighbour] = MappingProxyType({}),
     cut: bool = False,
 ) -> str:
     """Return a line such as `ADD, CONT: wrong results when src0 is broadcast (6 fail, 2 pass)`.
@@ -56,7 +58,9 @@ def sentence(
     counts = [f"{failed} fail", *([] if passed is None else [f"{passed} pass"])]
     if unsure:
         counts.insert(1, f"{unsure} of them not confirmed (time limit)")
-    return f"{subject(conditions)}: {how}{when(conditions)} ({', '.join(counts)}){f'; {CUT}' if cut else ''}"
+    return (
+        f"{subject(conditions)}: {how}{when(conditions, shown=shown)} ({', '.join(counts)}){f'; {CUT}' if cut else ''}"
+    )
 
 
 def subject(conditions: Iterable[Condition]) -> str:
@@ -69,9 +73,17 @@ def subject(conditions: Iterable[Condition]) -> str:
     return "a whole graph"
 
 
-def when(conditions: Sequence[Condition], most: int | None = None) -> str:
-    """Return ` when …` with the clauses of (at most `most`) conditions; empty without any."""
-    clauses = [clause(c) for c in telling(conditions)][:most]
+def when(
+    conditions: Sequence[Condition],
+    most: int | None = None,
+    *,
+    shown: Mapping[Condition, Neighbour] = MappingProxyType({}),
+) -> str:
+    """Return ` when …` with the clauses of (at most `most`) conditions; empty without any.
+
+    `shown`: condition -> what passes beside it, for a remark.
+    """
+    clauses = [f"{clause(c)}{shown.get(c, '')}" for c in telling(conditions)][:most]
     *first, last = clauses or [""]
     return f" when {', '.join(first)}{' and ' if first else ''}{last}" if last else ""
 

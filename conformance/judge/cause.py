@@ -32,6 +32,21 @@ class Condition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return f"{self.key} {value}" if value[:1] in "<>=!" else f"{self.key} = {value}"
 
 
+class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Values of a property in a passing and in a failing node that are otherwise equal."""
+
+    passes: str = ""
+    """Empty if the passing node lacks the property."""
+    fails: str = ""
+    """The smallest failing size; empty for other properties."""
+
+    def __str__(self) -> str:
+        if self.fails:
+            near = int(self.fails) == int(self.passes) + 1
+            return "" if near else f" ({self.passes} passes, {self.fails} fails)"
+        return f" ({self.passes} passes)" if self.passes else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Failures of one backend that one bug explains."""
@@ -66,8 +81,15 @@ class Cause:
     """`cut` if the search ended before the smallest case was found.
 
     Then only conditions without which a case was seen to pass are listed, and the first case is not minimal."""
+    neighbours: tuple[Neighbour, ...] = ()
+    """For each of `conditions` but the op, in order: the values that show it."""
     state: str = ""
     """Comparison with the base (`report.compare.State`); empty if there is none."""
+
+    @property
+    def shown(self) -> dict[Condition, Neighbour]:
+        """Condition -> what shows it."""
+        return dict(zip((c for c in self.conditions if c.key != "op"), self.neighbours, strict=False))
 
     @property
     def smallest(self) -> str:

@@ -13,7 +13,7 @@ from conformance.causes.failure import failure_of
 from conformance.causes.group import Group, Nodes, cause_of, join_all
 from conformance.causes.rule import Rule
 from conformance.causes.search import Search
-from conformance.judge.cause import Cause, Condition
+from conformance.judge.cause import Cause, Condition, Neighbour
 from conformance.judge.evidence import Fault as Where
 from conformance.judge.evidence import Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
@@ -253,10 +253,40 @@ def test_each_failing_node_meets_the_conditions() -> None:
     assert plain is not None
     layout = Condition("src[0].layout", "strided rows")
     rule = Rule.of(["SQR"], [layout])
-    nodes = Nodes([strided, offset], [plain.case])
-    assert cause_of(Group(strided.kind, rule, strided, [strided, offset]), "cpu", nodes).conditions == rule.conditions
+    nodes = Nodes([strided, offset], [plain.case, build("ops/SQR-f32-ne=18x6x3x2,vne=off@1")])
+    found = cause_of(Group(strided.kind, rule, strided, [strided, offset]), "cpu", nodes)
+    assert found.conditions == rule.conditions
+    assert "when src0 has strided rows (contiguous passes)" in found.sentence
     wide = cause_of(Group(strided.kind, rule, strided, [strided, plain]), "cpu", nodes)
     assert layout not in wide.conditions
+
+
+def test_what_passes_beside_a_failure_differs_in_one_property() -> None:
+    """A passing node of another shape, or without several properties of the failing one, shows no condition."""
+    failed = failure_of(build("ops/SQR-f32-ne=18x6x3x2,vne=rows@705"), Result("x", "", Verdict.FAIL))
+    assert failed is not None
+    rule = Rule.of(["SQR"], [Condition("src[0].layout", "strided rows"), Condition("src[0].ne[1]", "> 2")])
+    for passed in (
+        "ops/SQR-f32-ne=18x6x3x2@1",
+        "ops/SQR-f32-ne=18x2x3x2,vne=off@1",
+        "ops/SQR-f32-ne=16x2x3x2,vne=rows@1",
+    ):
+        nodes = Nodes([failed], [build(passed)])
+        assert (
+            cause_of(Group(failed.kind, rule, failed, [failed]), "cpu", nodes).conditions
+            == Rule.of(["SQR"], []).conditions
+        )
+
+
+def test_a_size_is_the_largest_that_passes() -> None:
+    """Between the passing and the failing size nothing is known, and the sentence names both."""
+    failed = failure_of(build("ops/SQR-f32-ne=18x6x3x2@1"), Result("x", "", Verdict.FAIL))
+    assert failed is not None
+    rule = Rule.of(["SQR"], [Condition("src[0].ne[0]", "> 16")])
+    nodes = Nodes([failed], [build(f"ops/SQR-f32-ne={n}x6x3x2@1") for n in (3, 8)])
+    found = cause_of(Group(failed.kind, rule, failed, [failed]), "cpu", nodes)
+    assert found.shown == {Condition("src[0].ne[0]", "> 8"): Neighbour("8", "18")}
+    assert "when src0.ne[0] > 8 (8 passes, 18 fails)" in found.sentence
 
 
 def test_causes_of_one_error_have_ids_by_their_first_case() -> None:

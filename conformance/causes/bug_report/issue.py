@@ -84,9 +84,9 @@ def _hit(cause: Cause) -> str:
 def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[str]:
     fails = f"{counted(len(cause.cases), 'generated case')} fail{'s' * (len(cause.cases) == 1)}"
     passed = cause.rank.get("passed", 0)
-    if clauses := [clause(c) for c in telling(cause.conditions)]:
+    if clauses := [(clause(c), cause.shown.get(c, "")) for c in telling(cause.conditions)]:
         others = f"{passed or 'no'} passing node{'s' * (passed > 1)} meet{'s' * (passed < 2)} them"
-        yield f"{fails}. Conditions: {', '.join(code(c, 120) for c in clauses)} ({others})."
+        yield f"{fails}. Conditions: {', '.join(f'{code(c, 120)}{near}' for c, near in clauses)} ({others})."
     elif cause.search == "cut":
         yield f"{fails}."
     else:
