@@ -20,7 +20,7 @@ from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
 from conformance.causes.cause import assigned
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import BrokenError, UnavailableError, UsageError
 from conformance.ggml.text import printable
 from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, judge
@@ -150,10 +150,17 @@ class Chosen:
     @cached_property
     def lacking(self) -> dict[str, str]:
         """Backend -> reason why this machine lacks it."""
-        return {str(spec): why for spec, why in self._chosen[1].items()}
+        return {str(spec): str(why) for spec, why in self._chosen[1].items()}
+
+    @property
+    def broken(self) -> list[str]:
+        """A sentence for each backend that this machine would have if its adapter were right."""
+        return [
+            f"{s}: the adapter is broken: {why}" for s, why in self._chosen[1].items() if isinstance(why, BrokenError)
+        ]
 
     @cached_property
-    def _chosen(self) -> tuple[list[Spec], dict[Spec, str]]:
+    def _chosen(self) -> tuple[list[Spec], dict[Spec, UnavailableError]]:
         if not (self.elsewhere and self.backends):
             return choose(self.backends, self.stage, self.workers)
         specs = parse_specs(self.backends)
@@ -599,7 +606,7 @@ class TestRun:
             unproven=unproven.values(),
             before=self.against.before if self.against else None,
         )
-        return found + Outcome.of(Why.BROKEN, self.faults)
+        return found + Outcome.of(Why.BROKEN, [*self.faults, *self.chosen.broken])
 
     def notes(self) -> list[str]:
         """Return notes for the user: fresh failures, undeclared precision, waivers to edit."""

@@ -236,7 +236,7 @@ def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tupl
     UnavailableError if a named backend is not available.
     """
     specs, absent = available(list(dict.fromkeys(parse_specs(texts))), Workers(isolation))
-    reasons = {str(s): why for s, why in absent.items()}
+    reasons = {str(s): str(why) for s, why in absent.items()}
     if reasons and texts:
         raise UnavailableError(missing_backends(reasons))
     return specs, reasons

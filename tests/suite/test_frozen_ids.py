@@ -88,7 +88,7 @@ def write(families: Mapping[str, Family]) -> None:
         raise SystemExit(f"{what}; ids do not change: users and waivers name them")
     found = {name: frozen(family) for name, family in families.items()}
     FROZEN.write_text(json.dumps(found, indent=2) + "\n", encoding="ascii", newline="\n")
-    np.savez(KNOWN, **{name: hashes(family.ids(LEVELS[-1])) for name, family in families.items()})
+    np.savez(KNOWN, allow_pickle=False, **{name: hashes(family.ids(LEVELS[-1])) for name, family in families.items()})
 
 
 if __name__ == "__main__":
