@@ -93,7 +93,7 @@ class Shown:
 @click.option("-x", "first", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
 @click.option("--lf/--ff", "last", default=None,
-              help="Run only, or first, the cases that failed in the last run from this folder.")  # fmt: skip
+              help="Run only, or first, the cases that failed when they last ran from this folder.")  # fmt: skip
 @click.option("-v/-q", "--verbose/--quiet", "verbose", default=None,
               help="Print each result and reasons for UNSUPPORTED; or only failures and totals.")  # fmt: skip
 @click.option("--test-file", "test_files", multiple=True, metavar="FILE[@BUILD]",
@@ -148,14 +148,14 @@ def run(
 
 @click.command()
 @click.argument("file", type=CasePath)
-@chosen(options.BACKEND, options.CONFIG, options.STAGE, options.JSON, *options.LIMITS)
+@chosen(
+    replace(options.BACKEND, help="Backend, repeatable; default: the one for which each case was saved."),
+    options.CONFIG, options.STAGE, options.JSON, *options.LIMITS,
+)  # fmt: skip
 @click.option("--debug", is_flag=True,
               help="Print the backend's process id, and wait for a debugger or Enter; limits are off.")  # fmt: skip
 def repro(file: Path, chosen: Chosen, debug: bool) -> None:
-    """Run the cases of FILE again, and compare the results with the saved ones.
-
-    Default backend: the one for which each case was saved.
-    """
+    """Run the cases of FILE again, and compare the results with the saved ones."""
     cases = read_cases(file)
     chosen = replace(chosen, cases=cases, files=[str(file)])
     if not chosen.backends:
@@ -370,13 +370,17 @@ class Execution:
         if shown.verbose and self._run.runner.locates and was and was["backend"] == result.backend:
             differences = failures.differences(was, result)
             lines.append(printable(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved"))
-        elif result.saved and not shown.quiet:
+        elif not shown.quiet and (result.saved or (result.verdict in FAILURES and self._is_of_suite(result.case))):
             lines.append(f"  reproduce: {command(result)}")
         if lines:
             self._progress.clear()
             self._print(lines)
         if isinstance(self._fault, BrokenPipeError) and not self._run.is_recorded:
             raise self._fault  # nobody reads what comes, and no record was asked for
+
+    def _is_of_suite(self, case_id: str) -> bool:
+        """Return True for the id of a case that the suite makes, False for that of a file's case."""
+        return all(c.id != case_id for c in self._run.chosen.cases)
 
     def _print(self, lines: Sequence[str]) -> None:
         """Print on stdout; after a write error the run continues without output."""
