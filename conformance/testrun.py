@@ -148,16 +148,9 @@ class Chosen:
         return self._chosen[0]
 
     @cached_property
-    def lacking(self) -> dict[str, str]:
+    def lacking(self) -> dict[str, UnavailableError]:
         """Backend -> reason why this machine lacks it."""
-        return {str(spec): str(why) for spec, why in self._chosen[1].items()}
-
-    @property
-    def broken(self) -> list[str]:
-        """A sentence for each backend that this machine would have if its adapter were right."""
-        return [
-            f"{s}: the adapter is broken: {why}" for s, why in self._chosen[1].items() if isinstance(why, BrokenError)
-        ]
+        return {str(spec): why for spec, why in self._chosen[1].items()}
 
     @cached_property
     def _chosen(self) -> tuple[list[Spec], dict[Spec, UnavailableError]]:
@@ -578,8 +571,9 @@ class TestRun:
         return [*self.results, *(self.against.results if self.against else ())]
 
     def _record(self) -> dict[str, JSON]:
+        lacking = {name: str(why) for name, why in self.chosen.lacking.items()}
         document = record(
-            self._rows, self.chosen.lacking, self.waiver_problems[0], asked=self.request, missing=self.missing,
+            self._rows, lacking, self.waiver_problems[0], asked=self.request, missing=self.missing,
             settings=self.active_settings, gating=self.gating,
         )  # fmt: skip
         causes = {} if self.causes is None else {"causes": [c.to_json() for c in self.causes]}
@@ -606,7 +600,9 @@ class TestRun:
             unproven=unproven.values(),
             before=self.against.before if self.against else None,
         )
-        return found + Outcome.of(Why.BROKEN, [*self.faults, *self.chosen.broken])
+        absent = self.chosen.lacking.items()
+        broken = [f"{name}: the adapter is broken: {why}" for name, why in absent if isinstance(why, BrokenError)]
+        return found + Outcome.of(Why.BROKEN, [*self.faults, *broken])
 
     def notes(self) -> list[str]:
         """Return notes for the user: fresh failures, undeclared precision, waivers to edit."""

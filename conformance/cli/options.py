@@ -242,7 +242,7 @@ def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tupl
     return specs, reasons
 
 
-def missing_backends(reasons: Mapping[str, str]) -> str:
+def missing_backends(reasons: Mapping[str, object]) -> str:
     """Return the error message for unavailable backends."""
     return "; ".join(f"{name}: not available: {why}" for name, why in reasons.items())
 

@@ -370,17 +370,13 @@ class Execution:
         if shown.verbose and self._run.runner.locates and was and was["backend"] == result.backend:
             differences = failures.differences(was, result)
             lines.append(printable(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved"))
-        elif not shown.quiet and (result.saved or (result.verdict in FAILURES and self._is_of_suite(result.case))):
+        elif not shown.quiet and (result.saved or _fails_by_id(result, self._run.chosen.cases)):
             lines.append(f"  reproduce: {command(result)}")
         if lines:
             self._progress.clear()
             self._print(lines)
         if isinstance(self._fault, BrokenPipeError) and not self._run.is_recorded:
             raise self._fault  # nobody reads what comes, and no record was asked for
-
-    def _is_of_suite(self, case_id: str) -> bool:
-        """Return True for the id of a case that the suite makes, False for that of a file's case."""
-        return all(c.id != case_id for c in self._run.chosen.cases)
 
     def _print(self, lines: Sequence[str]) -> None:
         """Print on stdout; after a write error the run continues without output."""
@@ -425,13 +421,18 @@ class Execution:
         self._print([*map(printable, lines), *it.notes()])
 
 
+def _fails_by_id(r: Result, of_files: Sequence[Case]) -> bool:
+    """Return True for a failure that its id reproduces: the case is not one of a file."""
+    return r.verdict in FAILURES - {Verdict.XPASS} and all(c.id != r.case for c in of_files)
+
+
 def sentence(r: Result) -> str:
     """Return `Result.sentence` with its verdict in colour."""
     word = str(r.verdict)
     return click.style(word, fg=COLOURS[r.verdict], bold=True) + r.sentence()[len(word) :]
 
 
-def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str]) -> str:
+def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, object]) -> str:
     """Return the table of each backend's totals, and why others are not available."""
     rows = [
         (name, str(Totals.of(group)), budget_used(group), f"{sum(r.seconds for r in group):.2f} s")

@@ -154,7 +154,7 @@ def _with_new_values(table: str) -> str:
 
 
 def grids() -> Iterator[Grid]:
-    """Yield each grid of `OpCases.pairs`, `DISPATCH` and `FURTHER`; `PAIRS` has the rows of each that run."""
+    """Yield each grid of `OpCases.pairs`, `DISPATCH` and `FURTHER`; `PAIRS` has its rows."""
     yield from (each for table in TABLES for each in table.pairs)
     yield from (*DISPATCH, *FURTHER)
 
