@@ -1,6 +1,7 @@
 """Writes `conformance/suite/ops/pairs.json`: covering arrays of the tables' grids.
 
 Run `python ci/pairs.py` after adding a grid; grids that are in the file keep their rows, so their cases stay the same.
+A grid that no table has any more is an error, because its cases would be lost.
 A row is used only if ggml accepts its graph, which is known once the graph is built. So packages for covering arrays
 (allpairspy, covertable) do not fit: their constraints judge parts of a row.
 """
@@ -17,9 +18,8 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError
 from conformance.suite.family import with_seed
 from conformance.suite.grid import DIGITS, Grid
-from conformance.suite.ops import NAME, PAIRS, build, size
-from conformance.suite.ops.bench import TABLES
-from conformance.suite.ops.dispatch import DISPATCH, FURTHER, LARGEST
+from conformance.suite.ops import NAME, PAIRS, build, grids, size
+from conformance.suite.ops.dispatch import LARGEST
 
 Row = tuple[int, ...]
 Cell = tuple[tuple[int, int], ...]
@@ -109,18 +109,24 @@ def is_legal(grid: Grid, row: Row) -> bool:
 
 
 def main() -> None:
-    """Write the file again; grids that are already in it keep their rows."""
+    """Write the file again; grids that are already in it keep their rows.
+
+    SystemExit, before anything is computed, if the tables lack a grid of the file.
+    """
     kept = json.loads(PAIRS.read_text(encoding="ascii")) if PAIRS.is_file() else {}
-    table = {}
-    for grid in (*(each for t in TABLES for each in t.pairs), *DISPATCH, *FURTHER):
-        name = str(grid)
+    table = {str(grid): grid for grid in grids()}
+    if lost := [name for name in kept if name not in table]:
+        raise SystemExit(
+            f"no table has the grid {lost[0]!r} any more, so {len(kept[lost[0]].split())} cases would be lost: leave "
+            "it as it was, and give new ops, types and values a grid of their own"
+        )
+    for name, grid in table.items():
         if name not in kept:
             rows = values_first(cover(grid.sizes, axes_of(grid), name, cache(partial(is_legal, grid))))
             kept[name] = " ".join(map(text, rows))
             print(f"{len(rows)} rows of {name}", flush=True)
-        table[name] = kept[name]
         _write(kept)
-    _write(table)
+    _write({name: kept[name] for name in table})
 
 
 def _write(table: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, reduce
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from conformance.ggml.errors import UnavailableError
+from conformance.ggml.errors import BrokenError, UnavailableError
 from conformance.ggml.text import error_text
 
 DISTRIBUTION = "ggml-conformance"
@@ -60,7 +60,8 @@ def load(entry: Installed, what: str) -> Any:  # noqa: ANN401  # whatever its di
     """Import the object of an entry point.
 
     Raises:
-        UnavailableError: importing it fails; the message begins with `what`.
+        UnavailableError: a package or library that it imports is missing here; the message begins with `what`.
+        BrokenError: importing it fails in another way.
     """
     try:
         return reduce(getattr, entry.attribute.split("."), importlib.import_module(entry.module))
@@ -68,7 +69,15 @@ def load(entry: Installed, what: str) -> Any:  # noqa: ANN401  # whatever its di
         raise
     except BaseException as e:  # a broken one must not break the others
         why = str(e) if isinstance(e, (ImportError, OSError)) else error_text(e)
-        raise UnavailableError(f"{what} {entry.value} cannot be imported: {why}") from e
+        error = UnavailableError if _lacks(e, entry) else BrokenError
+        raise error(f"{what} {entry.value} cannot be imported: {why}") from e
+
+
+def _lacks(e: BaseException, entry: Installed) -> bool:
+    """Return True if an import failed because this machine lacks what the module imports."""
+    if isinstance(e, ImportError):  # of its own modules, or ours, none may be missing
+        return (e.name or "").partition(".")[0] not in {entry.module.partition(".")[0], "conformance"}
+    return isinstance(e, (OSError, UnavailableError))
 
 
 class Parts(Mapping[str, T], Generic[T]):

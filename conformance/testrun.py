@@ -20,7 +20,7 @@ from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
 from conformance.causes.cause import assigned
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import BrokenError, UnavailableError, UsageError
 from conformance.ggml.text import printable
 from conformance.judge.cause import Cause
 from conformance.judge.outcome import Outcome, Why, judge
@@ -148,12 +148,12 @@ class Chosen:
         return self._chosen[0]
 
     @cached_property
-    def lacking(self) -> dict[str, str]:
+    def lacking(self) -> dict[str, UnavailableError]:
         """Backend -> reason why this machine lacks it."""
         return {str(spec): why for spec, why in self._chosen[1].items()}
 
     @cached_property
-    def _chosen(self) -> tuple[list[Spec], dict[Spec, str]]:
+    def _chosen(self) -> tuple[list[Spec], dict[Spec, UnavailableError]]:
         if not (self.elsewhere and self.backends):
             return choose(self.backends, self.stage, self.workers)
         specs = parse_specs(self.backends)
@@ -571,8 +571,9 @@ class TestRun:
         return [*self.results, *(self.against.results if self.against else ())]
 
     def _record(self) -> dict[str, JSON]:
+        lacking = {name: str(why) for name, why in self.chosen.lacking.items()}
         document = record(
-            self._rows, self.chosen.lacking, self.waiver_problems[0], asked=self.request, missing=self.missing,
+            self._rows, lacking, self.waiver_problems[0], asked=self.request, missing=self.missing,
             settings=self.active_settings, gating=self.gating,
         )  # fmt: skip
         causes = {} if self.causes is None else {"causes": [c.to_json() for c in self.causes]}
@@ -599,7 +600,9 @@ class TestRun:
             unproven=unproven.values(),
             before=self.against.before if self.against else None,
         )
-        return found + Outcome.of(Why.BROKEN, self.faults)
+        absent = self.chosen.lacking.items()
+        broken = [f"{name}: the adapter is broken: {why}" for name, why in absent if isinstance(why, BrokenError)]
+        return found + Outcome.of(Why.BROKEN, [*self.faults, *broken])
 
     def notes(self) -> list[str]:
         """Return notes for the user: fresh failures, undeclared precision, waivers to edit."""

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import unquote
 
-from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.errors import BrokenError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import error_text
 from conformance.installed import Installed, entries, load
 
@@ -217,7 +217,8 @@ def _known() -> str:
 def adapter(name: str) -> type[Backend]:
     """Return the adapter class called `name`.
 
-    UsageError if it is not installed, UnavailableError if it cannot be imported here or is not a backend.
+    UsageError if it is not installed, UnavailableError if it lacks something here, BrokenError if it cannot be imported
+    or is not a backend.
     """
     installed = _named[name].adapter if name in _named else name
     if installed in _provided:
@@ -226,14 +227,15 @@ def adapter(name: str) -> type[Backend]:
     cls: Any = load(entry, f"{name}: its adapter")
     faults = [f"{name}: {f}" for f in class_faults(cls, entry.value)]
     if faults:
-        raise UnavailableError(" ".join(faults))
+        raise BrokenError(" ".join(faults))
     return cls  # type: ignore[no-any-return]  # a class that has no fault is a Backend
 
 
 def create(spec: Spec, opener: Callable[[Spec], Backend] | None = None) -> Backend:
     """Open a backend in this process; `opener` (default: `create`) opens its parts.
 
-    UsageError for an unknown name or option; UnavailableError if the machine lacks what it needs or opening fails.
+    UsageError for an unknown name or option; UnavailableError if the machine lacks what it needs; BrokenError if the
+    adapter cannot be imported or raises another error.
     """
     cls = adapter(spec.name)
     try:
@@ -257,7 +259,7 @@ def create(spec: Spec, opener: Callable[[Spec], Backend] | None = None) -> Backe
     except (ConformanceError, KeyboardInterrupt):
         raise
     except BaseException as e:  # as on import
-        raise UnavailableError(
+        raise BrokenError(
             f"{spec}: its constructor raised {error_text(e)}; it must work without arguments, and raise "
             "UnavailableError if the machine lacks what it needs"
         ) from e

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -13,6 +14,8 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.case.casefile import ARCHITECTURE
 from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.ggml.text import shell
+from conformance.run.session.settings import exists
 
 HEAD = 1 << 16
 """Bytes of a file that are read to recognise its type."""
@@ -20,7 +23,18 @@ _ARCHITECTURE = re.compile(rb"\x14\0{7}general\.architecture\x08\0{3}(.)\0{7}", 
 """GGUF key of the architecture, after its length in 8 bytes; 8 is the type of a string."""
 T = TypeVar("T")
 
-CasePath = click.Path(path_type=Path, exists=True)
+
+class _CasePath(click.Path):
+    """A file that exists; the error for an id of the suite says how to run it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401  # as click has it
+        if isinstance(value, str) and "/" in value and not os.path.lexists(value) and exists(value):
+            again = shell(["conform", "run", "--backend", "NAME", "--case", value])
+            self.fail(f"a file expected, this is the id of a case: `{again}` runs it", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+CasePath = _CasePath(path_type=Path, exists=True)
 """A case file; folders are accepted, since `read_cases` has a better message for them."""
 
 

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from conformance.backend import registry
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.ggml.errors import ConformanceError, UnavailableError
+from conformance.ggml.errors import BrokenError, ConformanceError, UnavailableError
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import counted
 from conformance.run.isolation.isolate import open_backend, pids
@@ -98,6 +98,8 @@ def _backend(spec: Spec) -> tuple[tuple[str, str, str], str]:
             info = backend.info()
             versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
             return (str(spec), f"{info.description} ({versions})", ", ".join(_folders(backend))), ""
+    except BrokenError as e:
+        return (str(spec), f"broken: {e}", ""), f"backend {e}"
     except UnavailableError as e:
         return (str(spec), f"not available: {e}", ""), ""
     except ConformanceError as e:

@@ -1,4 +1,4 @@
-"""The journal of the cases that failed when they last ran here, for `--lf` and `--ff`."""
+"""The journal of cases that failed when they last ran from this folder (`--lf`, `--ff`)."""
 
 from __future__ import annotations
 

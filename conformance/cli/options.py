@@ -237,13 +237,13 @@ def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tupl
     UnavailableError if a named backend is not available.
     """
     specs, absent = available(list(dict.fromkeys(parse_specs(texts))), Workers(isolation))
-    reasons = {str(s): why for s, why in absent.items()}
+    reasons = {str(s): str(why) for s, why in absent.items()}
     if reasons and texts:
         raise UnavailableError(missing_backends(reasons))
     return specs, reasons
 
 
-def missing_backends(reasons: Mapping[str, str]) -> str:
+def missing_backends(reasons: Mapping[str, object]) -> str:
     """Return the error message for unavailable backends."""
     return "; ".join(f"{name}: not available: {why}" for name, why in reasons.items())
 

@@ -343,7 +343,8 @@ def gate(
     chosen = request.matching(gate_globs)
     base = None if against is None else specs_here([against], isolation)[0][0]
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
-    _, lacking = available(list(dict.fromkeys(specs)), Workers(isolation))
+    _, absent = available(list(dict.fromkeys(specs)), Workers(isolation))
+    lacking = {s: str(why) for s, why in absent.items()}
     ends = time.monotonic() + (inf if budget is None else budget)
     answers: list[gating.Answer] = []
     with closing(Runner(isolation=isolation)) as runner:
@@ -429,7 +430,7 @@ def perf_calibrate(
 
 def _available(names: Sequence[str]) -> tuple[list[Spec], dict[str, str]]:
     specs, lacking = available(list(map(Spec.parse, names)))
-    return specs, {str(s): why for s, why in lacking.items()}
+    return specs, {str(s): str(why) for s, why in lacking.items()}
 
 
 def _calibrated(result: Result) -> Iterable[str]:

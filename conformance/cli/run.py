@@ -92,7 +92,7 @@ class Shown:
 @click.option("-x", "first", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
 @click.option("--lf/--ff", "last", default=None,
-              help="Run only, or first, the cases that failed in the last run from this folder.")  # fmt: skip
+              help="Run only, or first, the cases that failed when they last ran from this folder.")  # fmt: skip
 @click.option("-v/-q", "--verbose/--quiet", "verbose", default=None,
               help="Print each result and reasons for UNSUPPORTED; or only failures and totals.")  # fmt: skip
 @click.option("--test-file", "test_files", multiple=True, metavar="FILE[@BUILD]",
@@ -147,14 +147,14 @@ def run(
 
 @click.command()
 @click.argument("file", type=CasePath)
-@chosen(options.BACKEND, options.CONFIG, options.STAGE, options.JSON, *options.LIMITS)
+@chosen(
+    replace(options.BACKEND, help="Backend, repeatable; default: the one for which each case was saved."),
+    options.CONFIG, options.STAGE, options.JSON, *options.LIMITS,
+)  # fmt: skip
 @click.option("--debug", is_flag=True,
               help="Print the backend's process id, and wait for a debugger or Enter; limits are off.")  # fmt: skip
 def repro(file: Path, chosen: Chosen, debug: bool) -> None:
-    """Run the cases of FILE again, and compare the results with the saved ones.
-
-    Default backend: the one for which each case was saved.
-    """
+    """Run the cases of FILE again, and compare the results with the saved ones."""
     cases = read_cases(file)
     chosen = replace(chosen, cases=cases, files=[str(file)])
     if not chosen.backends:
@@ -369,7 +369,7 @@ class Execution:
         if shown.verbose and self._run.runner.locates and was and was["backend"] == result.backend:
             differences = failures.differences(was, result)
             lines.append(printable(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved"))
-        elif result.saved and not shown.quiet:
+        elif not shown.quiet and (result.saved or _fails_by_id(result, self._run.chosen.cases)):
             lines.append(f"  reproduce: {command(result)}")
         if lines:
             self._progress.clear()
@@ -420,13 +420,18 @@ class Execution:
         self._print([*map(printable, lines), *it.notes()])
 
 
+def _fails_by_id(r: Result, of_files: Sequence[Case]) -> bool:
+    """Return True for a failure that its id reproduces: the case is not one of a file."""
+    return r.verdict in FAILURES - {Verdict.XPASS} and all(c.id != r.case for c in of_files)
+
+
 def sentence(r: Result) -> str:
     """Return `Result.sentence` with its verdict in colour."""
     word = str(r.verdict)
     return click.style(word, fg=COLOURS[r.verdict], bold=True) + r.sentence()[len(word) :]
 
 
-def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str]) -> str:
+def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, object]) -> str:
     """Return the table of each backend's totals, and why others are not available."""
     rows = [
         (name, str(Totals.of(group)), budget_used(group), f"{sum(r.seconds for r in group):.2f} s")

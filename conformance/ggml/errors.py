@@ -49,6 +49,10 @@ class UnavailableError(ConformanceError):
     """A backend, device or package missing on this machine; the message says how to get it."""
 
 
+class BrokenError(UnavailableError):
+    """An installed adapter or part that is wrong on every machine; the message names its error."""
+
+
 class BackendError(ConformanceError):
     """Failure of a backend at work that it had accepted, such as a failed compilation."""
 

@@ -20,10 +20,11 @@ from conformance.backend.registry import Spec, create
 from conformance.case.case import Case, Step
 from conformance.ggml import quants
 from conformance.ggml.errors import UnavailableError
-from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.build import Builder, build_forward_expand
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.quants.blocks import random_blocks
 from conformance.ggml.quants.write import WRITE
-from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb, nbytes, nelements, new_tensor, strided
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, contiguous_nb, nbytes, nelements, new_tensor, strided
 from conformance.ggml.types import (
     BF16,
     F16,
@@ -134,6 +135,11 @@ class Kit(Builder):
         y = self.rope_ext(a, pos, factors, n_dims, mode, *rest)
         return self.rope_set_offset(y, offset) if offset else y
 
+    def turned_back(self, type_: GGMLType, mode: int) -> Tensor:
+        """ROPE_BACK of rows of 64."""
+        a, pos = self.of(type_, 64, 3, 6, 2), self.index(I32, 4097, 6)
+        return self.rope_ext_back(a, pos, None, 64, mode, 0, 10000.0, 1.0, 0.0, 1.0, 32.0, 1.0)
+
 
 Make = Callable[[Kit], Tensor]
 FLOATS = (F32, F16, BF16)
@@ -192,6 +198,7 @@ def _rows() -> Iterator[tuple[str, Make, float]]:  # noqa: C901, PLR0912  # one 
             yield f"ROPE yarn {mode} {t}", _given(lambda k, t, m: k.turned(t, m, yarn=True), t, mode), ANGLE
             yield f"ROPE partial {mode} {t}", _given(lambda k, t, m: k.turned(t, m, 32), t, mode), ANGLE
         for mode in (0, 2):
+            yield f"ROPE_BACK {mode} {t}", _given(lambda k, t, m: k.turned_back(t, m), t, mode), ANGLE
             yield f"ROPE offset {mode} {t}", _given(lambda k, t, m: k.turned(t, m, 32, offset=16), t, mode), ANGLE
         for s in ((16, 16, 16, 16), (8, 0, 8, 4)):
             yield f"ROPE vision {s} {t}", _given(lambda k, t, s: k.turned(t, 24, 32, sections=s), t, s), ANGLE
@@ -257,6 +264,13 @@ _OTHERS = _Others({
     "IM2COL_3D": lambda k: k.im2col_3d(k.of(F16, 3, 2, 2, 6), k.of(F32, 9, 7, 5, 6), 3, 2, 1, 1, 0, 1, 2, 1, 2, 1, F16),
     "POOL_2D": lambda k: k.pool_2d(k.of(F32, 24, 5, 3), 0, 4, 1, 4, 1, 0, 0),
     "IM2COL": lambda k: k.im2col(k.of(F16, 3, 5, 4), k.of(F32, 20, 5, 2), 2, 0, 1, 0, 1, 0, False, F16),
+    "ADD1": lambda k: k.add1(k.of(F32, 32, 6), k.of(F32, 1)),
+    "FILL": lambda k: k.fill(k.of(F16, 32, 6), -0.3),
+    "LEAKY_RELU": lambda k: k.leaky_relu(k.of(F32, 32, 6), 0.1, False),
+    "DUP": lambda k: k.dup(k.permute(k.of(F16, 8, 6, 4), 0, 2, 1, 3)),
+    "DIAG_MASK_INF": lambda k: k.diag_mask_inf(k.of(F32, 20, 6, 3), 3),
+    "DIAG_MASK_ZERO": lambda k: k.diag_mask_zero(k.of(F32, 20, 6, 3), 3),
+    "COUNT_EQUAL": lambda k: k.count_equal(k.index(I32, 3, 33, 6), k.index(I32, 3, 33, 6)),
     "ARANGE": lambda k: k.add(k.arange(0.5, 20, 0.75), k.of(F32, 1)),
 })
 # fmt: on
@@ -293,6 +307,12 @@ def _solved(k: Kit) -> Tensor:
     )
 
 
+def _trained(k: Kit) -> tuple[Tensor, Tensor]:
+    a = k.of(F32, 33, 6)
+    k.set_param(a)
+    return a, k.of(F32, 33, 6)
+
+
 _RECURRENT: dict[str, Make] = {
     "SSM_SCAN mamba": lambda k: _scan(k, 16, 1),
     "SSM_SCAN mamba2": lambda k: _scan(k, 1, 1),
@@ -300,6 +320,18 @@ _RECURRENT: dict[str, Make] = {
     **{op.upper(): _given(_linear, op) for op in ("rwkv_wkv6", "rwkv_wkv7", "gated_linear_attn")},
     "GATED_DELTA_NET": lambda k: _delta(k, 1, 1),
     "GATED_DELTA_NET kda": lambda k: _delta(k, 16, 5),
+    "SSM_CONV": lambda k: k.ssm_conv(k.of(F32, 8, 9, 2), k.of(F32, 4, 9)),
+    "GROUP_NORM": lambda k: k.group_norm(k.of(F32, 9, 5, 12, 2), 4, 1e-5),
+    "SIN": lambda k: k.sin(k.of(F32, 33, 6, scale=3)),
+    "COS": lambda k: k.cos(k.of(F32, 33, 6, scale=3)),
+    "LOG": lambda k: k.log(k.sqr(k.of(F32, 33, 6))),
+    "OPT_STEP_SGD": lambda k: k.opt_step_sgd(*_trained(k), k.of(F32, 2, values=k.random.random(2))),
+    "OPT_STEP_ADAMW": lambda k: k.opt_step_adamw(
+        *_trained(k),
+        k.of(F32, 33, 6),
+        k.of(F32, 33, 6, values=k.random.random((6, 33))),
+        k.of(F32, 7, values=k.random.random(7)),
+    ),
     "OUT_PROD": lambda k: k.out_prod(k.of(Q8_0, 64, 9), k.of(F32, 5, 9)),
     "CONV_2D_DW": lambda k: k.conv_2d_dw_direct(k.of(F32, 3, 2, 1, 5), k.of(F32, 9, 7, 5, 2), 2, 1, 1, 0, 1, 2),
     "CONV_2D": lambda k: k.conv_2d_direct(k.of(F32, 3, 2, 5, 7), k.of(F32, 9, 7, 5, 2), 2, 1, 1, 0, 1, 2),
@@ -420,6 +452,13 @@ def test_agrees_with_ggml(name: str, ggml: Backend) -> None:
     assert error <= budget, f"{name}: NMSE {error:.2e}"
     if budget == SAME:
         assert all(map(np.array_equal, kept, left))
+
+
+def test_each_op_has_a_row() -> None:
+    """An op that computes, and each unary and gated function, is in some graph."""
+    made = [t for make, _ in ROWS.values() for t in build_forward_expand(make(Kit(1))).nodes]
+    assert {t.op for t in made} >= DECLARATIONS.keys() - VIEW_OPS
+    assert {t.params.op for t in made if t.op in {"UNARY", "GLU"}} == {*UNARY_OPS, *GLU_OPS}
 
 
 @pytest.mark.parametrize("n_ctx_orig", [0, 512, 4096])

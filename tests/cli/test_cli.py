@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import time
 from collections.abc import Sequence
 from math import inf
@@ -21,6 +22,7 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import ConformanceError
+from conformance.ggml.text import shell
 from conformance.judge.verdict import Result as Record
 from conformance.judge.verdict import Verdict
 from conformance.report.progress import Progress, Steps
@@ -69,6 +71,48 @@ def test_a_case_file_runs_and_reproduces(tmp_path: Path) -> None:
         result = _conform(command, str(path), "--backend", "ggml")
         assert result.exit_code == 0, result.output
         assert "1 PASS" in result.output
+
+
+WRONG = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
+"""A case that ggml's CPU gets wrong."""
+
+
+@pytest.mark.parametrize("command", ["repro", "run", "shrink"])
+def test_an_id_in_place_of_a_file_is_recognised(command: str) -> None:
+    """The command that runs it is named; what is no id is only absent."""
+    more = ["-o", "small.gguf"] if command == "shrink" else []
+    done = _conform(command, CASE, *more)
+    assert done.exit_code == 2
+    assert (
+        f"this is the id of a case: `{shell(['conform', 'run', '--backend', 'NAME', '--case', CASE])}`" in done.output
+    )
+    assert "does not exist" in _conform(command, "ops/nothing@1", *more).output
+
+
+def test_a_failure_says_how_to_run_it_again(tmp_path: Path) -> None:
+    """By its id; by its file if one was saved; not at all with -q; and the command gives the same failure."""
+    kept = ("--save-failures", str(tmp_path / "kept"))
+    again = shell(["conform", "run", "--case", WRONG, "--backend", "ggml"])
+    first = _conform("run", "--backend", "ggml", "--case", WRONG)
+    assert f"  reproduce: {again}\n" in first.output
+    assert _conform(*shlex.split(again)[1:]).output.splitlines()[0] == first.output.splitlines()[0]
+    assert "reproduce" not in _conform("run", "--backend", "ggml", "--case", WRONG, "-q").output
+    assert f"reproduce: conform repro {tmp_path}" in _conform("run", "--backend", "ggml", "--case", WRONG, *kept).output
+
+
+def test_a_run_leaves_no_empty_folder(tmp_path: Path) -> None:
+    """Of cases from a file, whose copies are kept only while they run."""
+    path, kept = tmp_path / "c.gguf", tmp_path / "kept"
+    casefile.write(path, [build(WRONG)])
+    assert _conform("run", str(path), "--backend", "ggml", "--save-failures", str(kept)).exit_code == 1
+    assert [p.suffix for p in kept.rglob("*")] == [".gguf"]
+
+
+def test_repro_has_one_default_backend() -> None:
+    """Its help says so once."""
+    text = " ".join(_conform("repro", "--help").output.split())
+    assert "Backend, repeatable; default: the one for which each case was saved." in text
+    assert text.count("the one for which each case was saved") == 1
 
 
 def test_show_prints_and_draws(tmp_path: Path) -> None:

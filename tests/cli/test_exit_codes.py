@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from commands import NAMES, conform
+from planted_adapter import planted_adapter
 from run_files import cause, document, unit, written_to
 
+from conformance.backend import registry
 from conformance.causes import baseline as baseline_file
+from conformance.cli import main
 from conformance.judge.cause import Cause
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +113,64 @@ def test_a_backend_that_had_to_pass_something_must(tmp_path: Path) -> None:
     for command in (("triage", run), ("report", run, "-o", tmp_path / "page")):
         done = conform(str(command[0]), *command[1:])
         assert (done.returncode, "xdna2: no case passed (" in done.stdout) == (3, True), done.stdout
+
+
+BROKEN = {
+    "does not compile": ("class Planted(", "SyntaxError"),
+    "raises": ("1 / 0", "ZeroDivisionError: division by zero"),
+    "wants a module that we lack": ("import conformance.nothing", "No module named 'conformance.nothing'"),
+    "lacks its class": ("", "has no attribute 'Planted'"),
+    "is no backend": ("class Planted: ...", "planted"),
+    "cannot be made": (
+        "from backends.cpu import CpuBackend\nclass Planted(CpuBackend):\n    def __init__(self): 1 / 0",
+        "its constructor raised ZeroDivisionError",
+    ),
+}
+"""Source of an adapter that is wrong on every machine -> what a run says of it."""
+ABSENT = {
+    "a package": ("import no_such_package", "No module named 'no_such_package'"),
+    "a library": ("import ctypes; ctypes.CDLL('libnothing.so')", "libnothing.so"),
+    "a device": (
+        "from conformance.ggml.errors import UnavailableError\nraise UnavailableError('no such device')",
+        "no such device",
+    ),
+}
+"""Source of an adapter whose machine lacks something."""
+
+
+def _planted(folder: Path, patch: pytest.MonkeyPatch, source: str) -> tuple[int, str]:
+    """The exit code and output of a run of one case on all backends: `cpu` and an adapter of `source`."""
+    patch.chdir(folder)  # where no settings define further names
+    patch.setattr(registry, "names", lambda: ["cpu", "planted"])
+    with planted_adapter(folder, patch, "planted", source, "Planted"):
+        done = CliRunner().invoke(main, ["run", "--case", RIGHT[0]])
+        told = CliRunner().invoke(main, ["doctor"])
+    assert (told.exit_code, "backend planted:" in told.output) == (int(done.exit_code != 0), done.exit_code != 0)
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_an_adapter_that_is_broken_fails_a_run(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default run is not green without its cases, and names the error; `conform doctor` agrees."""
+    source, says = BROKEN[how]
+    code, output = _planted(tmp_path, monkeypatch, source)
+    assert code == 1, output
+    (line,) = (line for line in output.splitlines() if line.startswith("planted: the adapter is broken: "))
+    assert says in line
+    assert "1 PASS" in output
+
+
+@pytest.mark.parametrize("what", ABSENT)
+def test_an_adapter_that_lacks_something_fails_no_run(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine cannot run it: it is named, and the others count."""
+    source, says = ABSENT[what]
+    code, output = _planted(tmp_path, monkeypatch, source)
+    assert code == 0, output
+    assert "not available: " in output
+    assert says in output
+    assert "broken" not in output
 
 
 def test_a_missing_shard_fails(tmp_path: Path) -> None:

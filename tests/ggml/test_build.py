@@ -11,7 +11,7 @@ from itertools import combinations
 import pytest
 from build_program import Program
 from build_programs import answers, programs, random_graph
-from ggml_ctypes import CONSTRUCTORS, run_programs
+from ggml_ctypes import CONSTRUCTORS, SETTERS, run_programs
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops import attention, build, elementwise, matmul, op, recurrent, rope, rows, views, windows
@@ -19,7 +19,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.media import conv, images, signals
 from conformance.ggml.ops.training import gradients, steps
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor
-from conformance.ggml.types import F32, TYPES
+from conformance.ggml.types import F32, GLU_OPS, TYPES, UNARY_OPS
 
 B = Builder()
 
@@ -55,6 +55,16 @@ def test_every_program_leaves_what_ggml_leaves() -> None:
             equal[f] += 1
     assert min(equal[f] for f in CONSTRUCTORS) >= 5, equal
     assert equal.total() >= 3000
+
+
+def test_each_constructor_is_compared() -> None:
+    """None of the builder's is absent from the programs, and each op and sub-op is in what ggml left of some."""
+    public = {name for name in dir(Builder) if not name.startswith("_")}
+    assert public - {"build_forward_expand"} == CONSTRUCTORS.keys() | SETTERS.keys()
+    taken = [p for (_, p), theirs in zip(programs(), answers(), strict=True) if isinstance(theirs, list)]
+    made = [t for p in taken for t in p.made if t is not None]
+    assert {t.op for t in made} == op.DECLARATIONS.keys()
+    assert {t.params.op for t in made if t.op in {"UNARY", "GLU"}} == {*UNARY_OPS, *GLU_OPS}
 
 
 def test_builder_raises_exactly_where_ggml_aborts() -> None:

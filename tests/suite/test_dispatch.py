@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator, Mapping
 from itertools import combinations, product
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from conformance.case.streams import Stream
+from conformance.cli import main
 from conformance.ggml.errors import ConformanceError
-from conformance.suite.family import with_seed
+from conformance.suite import ops
+from conformance.suite.family import LEVELS, with_seed
 from conformance.suite.grid import DIGITS, Grid
 from conformance.suite.ops import PAIRS, build, ids, size
 from conformance.suite.ops.bench import TABLES
 from conformance.suite.ops.dispatch import BORDERS, DISPATCH, FURTHER, LARGEST
 
+SCRIPT = Path(__file__).parents[2] / "ci" / "pairs.py"
 ROWS: dict[str, str] = json.loads(PAIRS.read_text())
 GRIDS = {str(each): each for each in (*(each for t in TABLES for each in t.pairs), *DISPATCH, *FURTHER)}
 TRIED = 40
@@ -69,6 +75,39 @@ def test_combinations_meet(name: str) -> None:
 def test_the_file_has_these_grids() -> None:
     """No covering array is of a grid that is gone, none is missing."""
     assert list(ROWS) == list(GRIDS)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the file for the suite to read."""
+    copy = tmp_path / PAIRS.name
+    copy.write_text(json.dumps(ROWS), encoding="ascii")
+    monkeypatch.setattr(ops, "PAIRS", copy)
+    caches = (ops.ids, ops.tabled, ops._paired)
+    for cached in caches:
+        cached.cache_clear()
+    yield copy
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("name", [str(DISPATCH[0]), str(FURTHER[0]), next(iter(GRIDS))])
+def test_a_grid_without_rows_is_named(file: Path, name: str) -> None:
+    """At every level, `smoke` too, a run ends before its first case, and says what writes the rows."""
+    file.write_text(json.dumps({k: v for k, v in ROWS.items() if k != name}), encoding="ascii")
+    for level in LEVELS:
+        ran = CliRunner().invoke(main, ["run", "--backend", "cpu", "--case", "ops/CUMSUM*", "--level", level])
+        assert ran.exit_code == 2
+        assert ran.output == f"conform: pairs.json has no rows of the grid {name!r}: run `python ci/pairs.py`\n"
+
+
+def test_no_grid_of_the_file_is_dropped(file: Path) -> None:
+    """`ci/pairs.py` leaves the file as it is, and names the grid whose cases would be lost."""
+    text = json.dumps({**ROWS, "what: SCALE OTHER; types: f32 f16": "00 11"})
+    file.write_text(text, encoding="ascii")
+    with pytest.raises(SystemExit, match=r"no table has the grid 'what: SCALE OTHER; types: f32 f16'.* 2 cases"):
+        runpy.run_path(str(SCRIPT))["main"]()
+    assert file.read_text(encoding="ascii") == text
 
 
 def test_smoke_has_each_value_of_each_axis() -> None:

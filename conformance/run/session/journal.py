@@ -213,7 +213,8 @@ class Journal:
 
     def _file(self, number: int, cases: Sequence[Case]) -> Path | None:
         try:
-            self._files = self._files or case_folder(self.folder)
+            if self._files is None or not self._files.is_dir():  # another run removes it if it is empty
+                self._files = case_folder(self.folder)
             path = self._files / f"{self._name}-{number}.gguf"
             casefile.write(path, cases)
         except OSError as e:
@@ -242,6 +243,9 @@ class Journal:
         raise CaseFileError("file", f"{self.folder} cannot be written to: {e.strerror or e}") from e
 
     def _close(self, *, removes: bool) -> None:
+        if self._files is not None:
+            with suppress(OSError):  # it has a case
+                self._files.rmdir()
         if self._descriptor is None or self._path is None:
             return
         if os.name != "nt" and removes:  # locked to the end, so that nobody takes it

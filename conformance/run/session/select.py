@@ -193,15 +193,15 @@ def probe(spec: Spec, workers: Workers | None = None) -> Probe:
         raise UnavailableError(f"could not be started: {e}") from e
 
 
-def available(specs: Sequence[Spec], workers: Workers | None = None) -> tuple[list[Spec], dict[Spec, str]]:
+def available(specs: Sequence[Spec], workers: Workers | None = None) -> tuple[list[Spec], dict[Spec, UnavailableError]]:
     """Return the backends that this machine has, and why it lacks the others; raises as `probe`."""
     have: list[Spec] = []
-    lack: dict[Spec, str] = {}
+    lack: dict[Spec, UnavailableError] = {}
     for spec in specs:
         try:
             probe(spec, workers)
         except UnavailableError as e:
-            lack[spec] = str(e)
+            lack[spec] = e
         else:
             have.append(spec)
     return have, lack
@@ -298,7 +298,7 @@ def case_name(case: Case | str) -> str:
 
 def choose(
     texts: Sequence[str], stage: str | None, workers: Workers | None = None
-) -> tuple[list[Spec], dict[Spec, str]]:
+) -> tuple[list[Spec], dict[Spec, UnavailableError]]:
     """Return the backends of a run that this machine has, and why it lacks the others.
 
     `texts` empty means the default ones; `stage` applies to all, None keeps each one's own. UsageError for an unknown
@@ -308,13 +308,13 @@ def choose(
     if stage is None:
         return available(specs, workers)
     able: list[Spec] = []
-    lack: dict[Spec, str] = {}
+    lack: dict[Spec, UnavailableError] = {}
     known: dict[str, None] = {}
     for spec in specs:
         try:
             have = probe(spec, workers).stages
         except UnavailableError as e:
-            lack[spec] = str(e)
+            lack[spec] = e
             continue
         known.update(dict.fromkeys(have))
         if stage in have:
@@ -322,7 +322,7 @@ def choose(
         elif texts:
             raise UsageError(f"--stage {stage}: {spec} does not have it; its stages: {', '.join(have)}")
         else:
-            lack[spec] = f"has no stage {stage}"
+            lack[spec] = UnavailableError(f"has no stage {stage}")
     if not able and stage not in known and known:
         raise UsageError(f"--stage {stage}: no backend has it; stages: {', '.join(known)}")
     here, absent = available(able, workers)

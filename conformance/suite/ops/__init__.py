@@ -18,7 +18,7 @@ from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32
 from conformance.suite.family import LEVELS, Family, Level, with_seed
-from conformance.suite.grid import Row, ids_of_rows
+from conformance.suite.grid import Grid, Row, ids_of_rows
 
 # importing a topic declares its cases, which `conform perf` times in this order
 # isort: off
@@ -138,8 +138,7 @@ def tabled(level: Level) -> Sequence[str]:
         once = _ids(body for each in DISPATCH for body in each.rows(_with_new_values(_paired()[str(each)])))
         chosen = always | once
         return _bysize(chosen.union(_cross_section(_bysize(standard), chosen)))
-    grids = (*(each for table in TABLES for each in table.pairs), *DISPATCH, *FURTHER)
-    paired = _ids(body for each in grids for body in each.rows(_paired()[str(each)]))
+    paired = _ids(body for each in grids() for body in each.rows(_paired()[str(each)]))
     return _bysize(always | standard | paired | wide | (full if level == "full" else set()))
 
 
@@ -154,10 +153,19 @@ def _with_new_values(table: str) -> str:
     return " ".join(kept)
 
 
+def grids() -> Iterator[Grid]:
+    """Yield each grid of `OpCases.pairs`, `DISPATCH` and `FURTHER`; `PAIRS` has its rows."""
+    yield from (each for table in TABLES for each in table.pairs)
+    yield from (*DISPATCH, *FURTHER)
+
+
 @cache
 def _paired() -> dict[str, str]:
-    """Map each grid of `OpCases.pairs`, `DISPATCH` and `FURTHER` to its rows that run."""
+    """Map each of `grids` to its rows that run; UsageError if a grid has none yet."""
     kept: dict[str, str] = json.loads(PAIRS.read_text(encoding="ascii"))
+    new = [each for each in map(str, grids()) if each not in kept]
+    if new:
+        raise UsageError(f"{PAIRS.name} has no rows of the grid {new[0]!r}: run `python ci/pairs.py`")
     return kept
 
 

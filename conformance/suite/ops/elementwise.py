@@ -48,7 +48,10 @@ _ARITHMETIC = "ADD SUB MUL DIV"
         grid("f32+f32", a="255x3 256x3 511x3 512x3 65537"),
         grid("f32+f32", shape=points("a=513x3,b=513 a=3x65537,b=3 a=3x65537,b=1x65537")),
     ),
-    smoke=("DIV-f32+f32-a=67x3,data=range", "ADD-f32+f32-a=16392x2", "ADD-f32+f32-a=16x6x4x2,vb=p0132"),
+    smoke=(
+        grid("ADD MUL", "f32+f32", shape=points("a=16x10x4x2,b=8x5x2x1 a=13x5x3x2,b=1x5x1x2")),  # whole parts and ones
+        *("DIV-f32+f32-a=67x3,data=range", "ADD-f32+f32-a=16392x2", "ADD-f32+f32-a=16x6x4x2,vb=p0132"),
+    ),
     full=(
         grid(_FLOATS2, variant=points("a=4096x33,b=4096 a=511x65x4 a=128x64x8x3,b=128x1x8x3,va=pad.p0213")),
         grid("ADD MUL", "f32+f32", a="4096x4100", b="4096x1 4096x4100"),
