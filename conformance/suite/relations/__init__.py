@@ -196,7 +196,7 @@ TABLE: Table = {
     ),
     "full": (
         grid("chunked", fa="0 1", ctx=2048, run="p510.o4", to="p255.p200.p55.o4"),
-        grid("batch", seqs=8, unified="0 1", run="p250.d8"),
+        grid("batch", seqs=8, variant=points("unified=0 unified=1,ctx=4096"), run="p250.d8"),
         grid("renamed", graph="random", nodes="7 30 55", steps=4, how="swapped"),
         grid("memory", graph="random", nodes="7 30 55", steps=8),
     ),
