@@ -21,7 +21,7 @@ KINDS = {
     Fault.OUTPUT: "first wrong node unknown",
 }
 """Kind of wrong results -> its text."""
-CUT = "search stopped early; condition not established"
+CUT = "search stopped early, so there may be further conditions"
 """Text of a cause whose search did not finish."""
 _OTHERS = {
     ("in place", "yes"): "it runs in place",

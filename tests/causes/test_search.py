@@ -220,7 +220,7 @@ def test_a_search_without_time_states_no_condition_and_gives_the_same_id() -> No
     for c in cut:
         assert {x.key for x in c.conditions} <= {"op"}
         assert " when " not in c.sentence
-        assert c.sentence.endswith("search stopped early; condition not established")
+        assert c.sentence.endswith("search stopped early, so there may be further conditions")
 
 
 def test_a_condition_without_a_passing_neighbour_is_not_stated() -> None:
