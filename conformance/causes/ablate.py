@@ -30,6 +30,7 @@ from .features import (
     OP,
     OTHER_NODE,
     OUTPUT,
+    REPEATING,
     RESULT,
     SHARED,
     STEP,
@@ -117,9 +118,20 @@ def makers(name: str) -> tuple[Make, ...]:
         return (simplify.types,)
     others: dict[str, tuple[Make, ...]] = {
         OUTPUT: (cuts.outputs,), IN_PLACE: (_own_memory,), HOLDS: (simplify.each_values,), TAIL: (_whole_blocks,),
-        STEP: (), SHARED: (), BROADCAST: (), OTHER_NODE: (),
+        BROADCAST: (_repeated,),
+        STEP: (), SHARED: (), OTHER_NODE: (),
     }  # fmt: skip
     return others.get(name, (simplify.parameters,))
+
+
+def _repeated(recorded: Recorded, _: Result) -> Iterator[Case]:
+    """Repeat a broadcast leaf in memory, one node at a time: the numbers stay."""
+    leaves = simplify.leaves_of(recorded.case)
+    for step in recorded.case.steps:
+        for n in step.graph:
+            if n.op in REPEATING and (b := n.src[1]) is not None and b in leaves and b.ne != n.ne:
+                with suppress(GraphError):
+                    yield simplify.changed(recorded.case, simplify.Change(ne={b: n.ne}))
 
 
 def _own_memory(recorded: Recorded, _: Result) -> Iterator[Case]:

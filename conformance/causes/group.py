@@ -27,7 +27,7 @@ from conformance.suite.relations import relation
 from .ablate import Needs
 from .cause import digest
 from .failure import Failure, Kind, Shape, is_flaky, size
-from .features import OP, TYPE, YES, Features, features, nodes_of
+from .features import BROADCAST, OP, TAIL, TYPE, YES, Features, features, nodes_of
 from .rule import MATRICES, Rule, common, is_size, kernels, meets, property_of, rule_of
 from .wording import sentence
 
@@ -172,7 +172,15 @@ def _value(found: Features, key: str) -> str:
 
 
 def _varies(key: str, condition: Condition) -> bool:
-    """Return True if a size may differ where that of `condition` does: of the same dimension."""
+    """Return True if the size `key` may differ between nodes that differ in `condition` alone.
+
+    A size condition varies its dimension of every operand, broadcasting all sizes of its operand, a tail the row.
+    """
+    name, operand = property_of(condition), condition.key.partition(".")[0]
+    if name == BROADCAST:
+        return key.startswith(f"{operand}.")
+    if name == TAIL:
+        return key.endswith(".ne[0]")
     if not is_size(condition):
         return False
     mine, other = (k.partition(".")[2] for k in (condition.key, key))

@@ -323,7 +323,7 @@ class Change:
     """A modification of a case."""
 
     ne: Mapping[Tensor, Dims] = field(default_factory=dict)
-    """Leaf, or node shaped by its caller -> its new shape, no larger or of equal element count."""
+    """Leaf, or node shaped by its caller -> its new shape: smaller, repeated, or as large."""
     types: Mapping[Tensor, GGMLType] = field(default_factory=dict)
     """Leaf -> its new type; the values are converted."""
     data: Mapping[Tensor, Bytes] = field(default_factory=dict)
@@ -385,6 +385,10 @@ def _leaf(t: Tensor, data: Bytes, change: Change) -> tuple[Tensor, Bytes]:
     if ne != t.ne and nelements(leaf) != nelements(t):
         blocks = t.type.blck_size
         have, want = (t.ne[0] // blocks, *t.ne[1:]), (ne[0] // blocks, *ne[1:])
+        if all(w % h == 0 for h, w in zip(have, want, strict=True)):
+            whole = strided(data, t)
+            times = tuple(w // h for h, w in zip(have, want, strict=True))[::-1]
+            return leaf, _bytes(np.tile(whole, (*times, *(1,) * (whole.ndim - len(times)))))
         cut = tuple(slice(h - w, h) if change.last else slice(w) for h, w in zip(have, want, strict=True))[::-1]
         data = _bytes(strided(data, t)[cut])
     if type_ is not t.type:
