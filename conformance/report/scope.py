@@ -35,6 +35,7 @@ class Scope:
 
     backend: str
     level: str
+    """Empty if the run named each of its cases."""
     ops: int
     """Number of ops that the suite has; 0 if the run had no case of `ops`.
 
@@ -51,7 +52,7 @@ class Scope:
     def __str__(self) -> str:
         refused = f"; refused: {first(self.refused, NAMED)}" if self.refused else ""
         alone = f"{len(self.passed)} of {self.ops} ops" if self.ops else ", ".join(self.passed) or "no family"
-        passed = f"{alone} passed a case at level {self.level}"
+        passed = f"{alone} passed a case{f' at level {self.level}' if self.level else ''}"
         return f"{self.backend}: {passed}{refused}; further: {shell(self.further)}"
 
 
@@ -105,7 +106,8 @@ def _scope(backend: str, level: str, families: Sequence[str], globs: Sequence[st
     ran = sorted(verdicts.keys() - set(refused) - VIEW_OPS)  # a backend computes nothing for a view
     more = _further(level, families, globs, ran)
     words = ("conform", "run", "--backend", backend, *(w for option, value in more for w in (option, value)))
-    return Scope(backend, level, len(KNOWN) if verdicts else 0, passed, refused, words)
+    named = bool(globs) and all(map(_is_id, globs))
+    return Scope(backend, "" if named else level, len(KNOWN) if verdicts else 0, passed, refused, words)
 
 
 def _further(level: str, families: Sequence[str], globs: Sequence[str], ran: Sequence[str]) -> list[tuple[str, str]]:
@@ -124,9 +126,13 @@ def _further(level: str, families: Sequence[str], globs: Sequence[str], ran: Seq
     return [("--level", higher), *narrow]
 
 
+def _is_id(glob: str) -> bool:
+    return "@" in glob and _WILD.isdisjoint(glob)
+
+
 def _widened(glob: str) -> str:
     """Return a glob for all cases of an id's op or family; a glob is unchanged."""
-    if "@" not in glob or not _WILD.isdisjoint(glob):
+    if not _is_id(glob):
         return glob
     what = operation(glob)
     return _all_of(what.op) if what.op else f"{what.family}/*"

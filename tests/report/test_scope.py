@@ -143,6 +143,12 @@ def test_a_run_without_cases_of_ops_names_the_families_that_passed() -> None:
     assert str(scope).startswith("x: no family passed a case at level smoke; ")
 
 
+def test_a_run_of_named_cases_has_no_level() -> None:
+    """An id may be of another level than the selection's, so the sentence names none."""
+    (scope,) = scopes(_made(_selection("smoke", "gqa/a@1")), [Result("gqa/a@1", "x", Verdict.PASS)])
+    assert str(scope).startswith("x: gqa passed a case; further: conform run --backend x --level smoke ")
+
+
 def test_a_backend_with_failures_has_no_scope() -> None:
     """The scope says how far a success reaches."""
     rows = [Result("ops/ADD-f32-a=3@1", "x", Verdict.PASS), Result("ops/MUL-f32-a=3@1", "x", Verdict.FAIL)]
