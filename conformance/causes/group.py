@@ -88,12 +88,13 @@ class Nodes:
                 pairs = [n for f in mine for n in self._neighbours(c, f)]
                 if not pairs and c in needed and failed[0].features[OP] == op:
                     pairs = self._nearest(c, failed[0])
-                each += sorted(pairs, key=_passing)[-1:]
+                if pairs:
+                    each.append(max(pairs, key=_nearness))
             if each and len(each) == len(rule.ops):
-                shown = c if not is_size(c) else Condition(c.key, f"> {max(map(_passing, each))}")
-                if all(meets(shown, f.features) for f in failed):
-                    least = str(min(int(f.features[c.key]) for f in failed)) if is_size(c) else ""
-                    found[shown] = Neighbour(max(each, key=_passing).passes, least)
+                best = max(each, key=_nearness)
+                stated = Condition(c.key, f"> {best.passes}") if is_size(c) else c
+                if all(meets(stated, f.features) for f in failed):
+                    found[stated] = best
         return found
 
     def _neighbours(self, condition: Condition, failure: Failure) -> Iterator[Neighbour]:
@@ -113,12 +114,12 @@ class Nodes:
         for f in (f for side in (self._passed, self._near) for f in side.get(own[OP], ())):
             sizes = {k: v for k, v in f.items() if ".ne[" in k and not _varies(k, condition)}
             if sizes == fixed and not meets(condition, f) and all(meets(c, f) for c in others):
-                yield Neighbour(_value(f, key))
+                yield Neighbour(_value(f, key), own[key] if is_size(condition) else "")
 
     def _nearest(self, condition: Condition, failure: Failure) -> list[Neighbour]:
-        """Return the passing node without a needed condition that shares most with a failing one."""
+        """Return the node of an experiment that lacks a condition and shares most with the failing."""
         own, key = failure.features, _key(condition, failure.features)
-        rows = [f for side in (self._near, self._passed) for f in side.get(own[OP], ()) if not meets(condition, f)]
+        rows = [f for f in self._near.get(own[OP], ()) if not meets(condition, f)]
         best = max(rows, key=lambda f: len(own.items() & f.items()), default=None)
         return [Neighbour("" if best is None else _value(best, key))]
 
@@ -187,8 +188,9 @@ def _varies(key: str, condition: Condition) -> bool:
     return mine == other or MATRICES in (mine, other)
 
 
-def _passing(neighbour: Neighbour) -> int:
-    return int(neighbour.passes) if neighbour.passes.isdigit() else 0
+def _nearness(neighbour: Neighbour) -> tuple[int, int]:
+    """Return a sort key: of sizes the largest that passes beside the smallest that fails."""
+    return (int(neighbour.passes), -int(neighbour.fails)) if neighbour.fails else (0, 0)
 
 
 def _by_op(rows: Iterable[Features]) -> dict[str, list[Features]]:

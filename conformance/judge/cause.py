@@ -38,7 +38,7 @@ class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     passes: str = ""
     """Empty if the passing node lacks the property."""
     fails: str = ""
-    """The smallest failing size; empty for other properties."""
+    """The failing size; empty for other properties."""
 
     def __str__(self) -> str:
         if self.fails:

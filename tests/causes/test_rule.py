@@ -67,7 +67,7 @@ def test_a_rule_holds_for_its_own_node(case_id: str) -> None:
 
 @pytest.mark.parametrize("case_id", case_ids((), (), "smoke")[::9])
 def test_each_property_has_words(case_id: str) -> None:
-    """Those of an operand in `OPERANDS` (features.py), those of a node in wording.py; others print as `NAME VALUE`."""
+    """`OPERANDS` (features.py) words the properties of operands, wording.py those of nodes."""
     case = build(case_id)
     for k, _, node in nodes_of(case):
         for condition in itertools.starmap(Condition, features(case, k, node).items()):
@@ -79,7 +79,7 @@ def test_each_property_has_words(case_id: str) -> None:
 
 
 def test_each_property_of_an_operand_is_removed_by_a_pass_of_its_own() -> None:
-    """What `makers` (ablate.py) does not name would be taken for a parameter of the op."""
+    """`makers` (ablate.py) treats a property that it does not name as a parameter of the op."""
     parameters = ablate.makers("a parameter")
     assert [name for name in OPERANDS if ablate.makers(name) == parameters] == [], "add it to `makers` of ablate.py"
 

@@ -279,12 +279,16 @@ def test_what_passes_beside_a_failure_differs_in_one_property() -> None:
 
 
 def test_a_size_is_the_largest_that_passes() -> None:
-    """Between the passing and the failing size nothing is known, and the sentence names both."""
-    failed = failure_of(build("ops/SQR-f32-ne=18x6x3x2@1"), Result("x", "", Verdict.FAIL))
+    """The sentence names both sizes of a pair of otherwise equal nodes, and no size of another shape."""
+    failed, other = (
+        failure_of(build(i), Result("x", "", Verdict.FAIL))
+        for i in ("ops/SQR-f32-ne=18x6x3x2@1", "ops/SQR-f32-ne=12x5@1")
+    )
     assert failed is not None
+    assert other is not None
     rule = Rule.of(["SQR"], [Condition("src[0].ne[0]", "> 16")])
-    nodes = Nodes([failed], [build(f"ops/SQR-f32-ne={n}x6x3x2@1") for n in (3, 8)])
-    found = cause_of(Group(failed.kind, rule, failed, [failed]), "cpu", nodes)
+    nodes = Nodes([failed, other], [build(f"ops/SQR-f32-ne={n}x6x3x2@1") for n in (3, 8)])
+    found = cause_of(Group(failed.kind, rule, failed, [failed, other]), "cpu", nodes)
     assert found.shown == {Condition("src[0].ne[0]", "> 8"): Neighbour("8", "18")}
     assert "when src0.ne[0] > 8 (8 passes, 18 fails)" in found.sentence
 
