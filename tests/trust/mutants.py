@@ -37,7 +37,7 @@ AREAS: dict[str, Area] = {
     "openvino-stateless": Area(("openvino-stateless",), ("backends/openvino/*.py", "backends/openvino/emit/**/*.py")),
     "openvino-stateful": Area(("openvino-stateful",), ("backends/openvino/state/*.py",)),
     "npu": Area(("npu", "npu?path=llm"), ("backends/openvino/npu/*.py",)),
-    "xdna2": Area(("xdna2", "xdna2?k=64+128+256+512+1024"), ("backends/xdna2/*.py",)),
+    "xdna2": Area(("xdna2", "xdna2?k=64+128+256+512+1024"), ("backends/xdna2.py",)),
     "ggml": Area(("ggml", "ggml?mode=sched", "ggml?guard=on"), ("backends/ggml/*.py",)),
     "lifting": Area(("openvino-stateless",), ("backends/openvino/translating/**/*.py",)),
     "scheduler": Area(("sched?devices=xdna2,cpu",), ("conformance/run/scheduler/*.py",)),
