@@ -262,10 +262,12 @@ class Execution:
     def _all(self) -> None:
         with self._pool() as pool:
             for asked in self._rounds():
-                here = {s: [c for c in cases if pool is None or not shares(c)] for s, cases in asked.items()}
+                here = {s: [c for c in cases if not _goes_to(pool, c)] for s, cases in asked.items()}
                 self._here(here, tell=asked is self._chosen)  # rounds of fresh cases are many
                 if pool is not None:
-                    self._on(pool, {s: [case_name(c) for c in cases if shares(c)] for s, cases in asked.items()})
+                    self._on(
+                        pool, {s: [case_name(c) for c in cases if _goes_to(pool, c)] for s, cases in asked.items()}
+                    )
 
     def _pool(self) -> AbstractContextManager[Pool | None]:
         """Return the workers or lanes of the run; None if this process runs all of its cases."""
@@ -439,6 +441,11 @@ def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, objec
     ]
     rows += [(name, f"not available: {why}", "–", "–") for name, why in lacking.items()]
     return grid(rows, ["backend", "verdicts", "max error (% of tolerance)", "ran for"], disable_numparse=True)
+
+
+def _goes_to(pool: Pool | None, case: Case | str) -> bool:
+    """Return True if the pool runs a case; lanes run none that must be alone on this machine."""
+    return pool is not None and (not pool.is_local or shares(case))
 
 
 def _first(cases: Sequence[Case | str], ids: Collection[str]) -> list[Case | str]:
