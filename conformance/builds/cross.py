@@ -12,6 +12,7 @@ from pathlib import Path
 
 from conformance.ggml.errors import UnavailableError
 from conformance.process import call
+from conformance.process.memory import cores
 
 from .archive import cache, is_archive, unpack
 from .isa import Isa
@@ -54,7 +55,7 @@ def compiled(tree: Path, isa: Isa) -> Path:
     chosen = {"C_COMPILER": "cc", "CXX_COMPILER": "c++", "AR": "ar", "RANLIB": "ranlib"}
     words = [f"-D{o}" for o in (*OPTIONS, f"CMAKE_SYSTEM_PROCESSOR={isa.machine}")]
     words += [f"-DCMAKE_{key}={tools / tool}" for key, tool in chosen.items()]
-    env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1), **os.environ}
+    env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(cores()), **os.environ}
     _run(["cmake", "-S", str(tree), "-B", str(folder / "build"), *words], folder, env)
     _run(["cmake", "--build", str(folder / "build"), "--target", "ggml"], folder, env)
     return folder / "build"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from conformance.backend.registry import Spec
+from conformance.process.memory import cores
 from conformance.run.isolation.isolate import runs_here
 from conformance.run.runner import Runner
 
@@ -71,5 +71,5 @@ class ShrinkWorkers:
 
 def shrink_workers(spec: Spec, make: Callable[[], Runner]) -> ShrinkWorkers | None:
     """Return a worker per processor, at most `MOST`; None for one processor, or no isolation."""
-    n = min(MOST, os.cpu_count() or 1)
+    n = min(MOST, cores())
     return ShrinkWorkers(make() for _ in range(n)) if n > 1 and not runs_here(spec) else None
