@@ -101,7 +101,7 @@ def test_a_failure_says_how_to_run_it_again(tmp_path: Path) -> None:
 
 
 def test_a_run_leaves_no_empty_folder(tmp_path: Path) -> None:
-    """Of cases from a file, whose copies are kept only while they run."""
+    """Copies of the cases of a file are removed after the run, and so is their folder."""
     path, kept = tmp_path / "c.gguf", tmp_path / "kept"
     casefile.write(path, [build(WRONG)])
     assert _conform("run", str(path), "--backend", "ggml", "--save-failures", str(kept)).exit_code == 1

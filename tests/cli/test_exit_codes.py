@@ -126,7 +126,7 @@ BROKEN = {
         "its constructor raised ZeroDivisionError",
     ),
 }
-"""Source of an adapter that is wrong on every machine -> what a run says of it."""
+"""Fault of an adapter on every machine -> its source, and a part of the error message."""
 ABSENT = {
     "a package": ("import no_such_package", "No module named 'no_such_package'"),
     "a library": ("import ctypes; ctypes.CDLL('libnothing.so')", "libnothing.so"),

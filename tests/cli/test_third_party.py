@@ -164,7 +164,7 @@ def test_a_family_is_listed_and_run(site: Path) -> None:
 
 
 def test_the_families_are_listed_with_their_summaries(site: Path) -> None:
-    """`list families` says of each what a case is and whether it runs by default; a broken one hides no other."""
+    """`list families` prints the summary and the default of each family, also beside a broken one."""
     done = _conform(site, "list", "families", "--json", "families.json")
     rows = {name: rest for name, *rest in map(str.split, done.stdout.splitlines()[2:])}
     assert done.returncode == 0

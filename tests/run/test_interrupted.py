@@ -1,4 +1,4 @@
-"""What is running is on disk: not even kill -9 of the whole run loses the case that it was at."""
+"""A running case is on disk: kill -9 of the whole run does not lose it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_run_killed_in_a_batch_leaves_the_batch(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_the_oldest_cases_of_killed_runs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What killed runs left stays within its bytes, but for what was just found."""
+    """Case files of killed runs have a limit of bytes; the newest files are kept in any case."""
     _killed(tmp_path, TRAJECTORY)
     (first,) = recover(tmp_path)
     monkeypatch.setattr(interrupted, "KEEP_BYTES", first.path.stat().st_size * 2)
@@ -128,7 +128,7 @@ def test_the_innermost_cases_ended_the_run(tmp_path: Path) -> None:
 
 
 def test_what_fails_stays_where_no_id_makes_it_again(tmp_path: Path) -> None:
-    """A trajectory that fails is kept as a file though nobody asked for failures to be saved."""
+    """A failing trajectory is saved as a file even without --save-failures."""
 
     def saved(case_id: str) -> str | None:
         runner = Runner(journal=Journal(tmp_path))

@@ -107,7 +107,7 @@ class TargetResults(NamedTuple):
 
     build: list[Result]
     base: list[Result]
-    """Those of the base for the same cases, as far as it ran them."""
+    """Results of the base for the same cases; the base may lack some."""
 
     @property
     def totals(self) -> Totals:

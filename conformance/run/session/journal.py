@@ -236,7 +236,7 @@ class Journal:
         descriptor, name = tempfile.mkstemp(".jsonl", f"{PREFIX}{self._name}-", self.folder)
         self._path = Path(name)
         with suppress(OSError):  # a file system without locks
-            lock(descriptor, PATIENCE)  # an empty file is nobody's to take, see `interrupted.recover`
+            lock(descriptor, PATIENCE)  # `interrupted.recover` takes no empty file, so none is lost before the lock
         return descriptor
 
     def _failed(self, e: OSError) -> None:
@@ -248,7 +248,7 @@ class Journal:
                 self._files.rmdir()
         if self._descriptor is None or self._path is None:
             return
-        if os.name != "nt" and removes:  # locked to the end, so that nobody takes it
+        if os.name != "nt" and removes:  # before the lock ends: no other run may recover it
             self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
         self._descriptor = None
@@ -299,7 +299,7 @@ class Beside(Journal):
             raise UsageError(f"--json {self._target}: another run is writing it; choose another file")
         try:
             return self._put_aside(self._path, descriptor)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: an open descriptor keeps the lock
             os.close(descriptor)
             raise
 
@@ -347,7 +347,7 @@ class Continued(Journal):
         try:
             self._found = self._read()
             self._earlier = self._results()
-        except BaseException:
+        except BaseException:  # as in `Beside._open`
             self._close(removes=False)
             raise
         self._numbers = itertools.count(self._found.lines + 1)
