@@ -326,6 +326,10 @@ class Whole:
         part, request = self._part_of_output(i)
         return request.get_output_tensor(part.outputs[i])
 
+    def query_state(self) -> list[Any]:
+        """Return the variables of both parts."""
+        return [state for request in self._requests for state in request.query_state()]
+
     def infer(self) -> None:
         """Run both."""
         for request in self._requests:

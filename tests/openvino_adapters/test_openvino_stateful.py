@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from backends.cpu import CpuBackend
 from backends.openvino.state import OpenVinoStateful
 from conformance.backend.interface import Backend, Witness
+from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.ops.build import Builder
@@ -21,7 +22,11 @@ from conformance.ggml.quants import from_float
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I64, Q8_0, GGMLType
 from conformance.judge.judge import judge_step
+from conformance.judge.verdict import Verdict
 from conformance.llama import captured
+from conformance.llama.zoo import family as zoo
+from conformance.run.runner import Runner
+from conformance.suite import FAMILIES
 from conformance.suite.decoder import make
 
 openvino: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network
@@ -394,3 +399,12 @@ def test_a_program_serves_caches_of_other_sizes() -> None:
         expected, _ = _run(CpuBackend(), case)
         for k, (f, e) in enumerate(zip(found, expected, strict=True)):
             assert [j.tensor for j in judge_step(case, k, e, f, EXACT) if j.used > 1] == [], (more, k)
+
+
+def test_nodes_of_two_models_are_judged_one_by_one() -> None:
+    """Parts that share nothing are compiled apart; a session asks such a request for its variables, too."""
+    if reason := zoo.available():
+        pytest.skip(reason)
+    case = FAMILIES["zoo"].build("zoo/jina-bert-v3-seqs=2,nodes=2@904")
+    (result,) = Runner().run(Spec("openvino-stateful"), [case])
+    assert (result.verdict, result.notes) == (Verdict.PASS, ())
