@@ -401,7 +401,7 @@ def read(path: Path) -> Baseline:
 
 
 def before(path: Path) -> Baseline:
-    """Return the baseline at `path`, to be replaced, without runs; UsageError for another file."""
+    """Return the baseline that a new one replaces, without runs; UsageError for another file."""
     if not path.exists():
         return Baseline(str(path))
     return Baseline(str(path), _entries(read_text(path), str(path))[0])  # its cases file need not match

@@ -24,7 +24,7 @@ class Parts:
 
     @property
     def self(self) -> int:
-        """Total of all three, as llama.cpp calls it."""
+        """Sum of the three; llama.cpp prints it as `self`."""
         return self.model + self.context + self.compute
 
 

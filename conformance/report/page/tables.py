@@ -144,7 +144,7 @@ def _result(r: Result) -> dict[str, JSON]:
 
 
 def compared(pairs: Sequence[Sides]) -> JSON:
-    """Return the table of a comparison: a row per pair, without a document, as each has two."""
+    """Return the table of a comparison: a row per pair. No row names a run: a pair has two."""
     columns: dict[str, list[str | None]] = {
         "state": [str(p.state) for p in pairs],
         "case": [p.case for p in pairs],

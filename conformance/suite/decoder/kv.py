@@ -47,7 +47,7 @@ class Cache:
         return self._rows(self.k[il], self.h.n_embd_head, n_kv, slots)
 
     def get_v(self, il: int, n_kv: int, slots: Slots) -> Tensor:
-        """Return V as `get_k`; transposed it is [n_kv, heads_kv, head, streams]: `get_v`."""
+        """Return V in the shape of `get_k`; transposed, [n_kv, heads_kv, head, streams]."""
         v, head, heads = self.v[il], self.h.head_v, self.h.n_head_kv
         if not self.c.v_trans:
             return self._rows(v, head, n_kv, slots)
