@@ -43,7 +43,7 @@ from .features import (
     name_of,
     nodes_of,
 )
-from .rule import Rule, is_size, meets, property_of
+from .rule import Rule, is_size, meets, mixes_types, property_of
 
 Make = Callable[[Recorded, Result], Iterator[Case]]
 TRIED = 200
@@ -115,13 +115,23 @@ def makers(name: str) -> tuple[Make, ...]:
     if name in {OFFSET, LAYOUT, VIEW, BARE}:
         return {OFFSET: (_from_start, _flat), LAYOUT: (_close_rows, _flat)}.get(name, (_flat,))
     if name in {TYPE, RESULT}:
-        return (simplify.types,)
+        return (simplify.types, _same_types) if name == TYPE else (simplify.types,)
     others: dict[str, tuple[Make, ...]] = {
         OUTPUT: (cuts.outputs,), IN_PLACE: (_own_memory,), HOLDS: (simplify.each_values,), TAIL: (_whole_blocks,),
         BROADCAST: (_repeated,),
         STEP: (), SHARED: (), OTHER_NODE: (),
     }  # fmt: skip
     return others.get(name, (simplify.parameters,))
+
+
+def _same_types(recorded: Recorded, _: Result) -> Iterator[Case]:
+    """Store one operand of an elementwise op in the type of the other: a failure may need two types."""
+    leaves = simplify.leaves_of(recorded.case)
+    for n in (n for step in recorded.case.steps for n in step.graph if mixes_types(n)):
+        for s, other in ((n.src[1], n.src[0]), (n.src[0], n.src[1])):
+            if s is not None and other is not None and s.root in leaves:
+                with suppress(GraphError):
+                    yield simplify.changed(recorded.case, simplify.Change(types={s.root: other.type}))
 
 
 def _repeated(recorded: Recorded, _: Result) -> Iterator[Case]:

@@ -30,6 +30,7 @@ from .features import (
     OP,
     OUTPUT,
     PART,
+    REPEATING,
     RESULT,
     SHARED,
     STEP,
@@ -147,10 +148,17 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
         yield Condition(STEP, found[STEP])
 
 
+def mixes_types(node: Tensor) -> bool:
+    """Return True if the two operands of an elementwise op have two types."""
+    a, b = node.src[:2] if node.op in REPEATING else (None, None)
+    return a is not None and b is not None and a.type is not b.type
+
+
 def _of_operand(node: Tensor, i: int, found: Features) -> Iterator[Condition]:
     src, t = f"src[{i}].", node.src[i]
     assert t is not None
-    if src + TYPE in found and (rank(t.type) or t.type is I64) and may_be_simpler(node, i):
+    simpler = (rank(t.type) or t.type is I64) and may_be_simpler(node, i)
+    if src + TYPE in found and (simpler or mixes_types(node)):
         yield Condition(src + TYPE, t.type.name)
     if found[src + LAYOUT] != CONTIGUOUS:
         yield Condition(src + LAYOUT, found[src + LAYOUT])

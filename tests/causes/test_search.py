@@ -232,6 +232,17 @@ def test_a_condition_without_a_passing_neighbour_is_not_stated() -> None:
     assert {x.key for c in causes for x in c.conditions} == {"op"}, causes
 
 
+def test_a_failure_that_needs_two_types_to_differ_names_both() -> None:
+    """SUB is wrong for f16 with f32 and right for two sources of one type: each type is a condition."""
+    mixed = "i == 0 and node.op == 'SUB' and node.src[0].type is not node.src[1].type"
+    causes = Found(
+        [_reads(f"({RIGHT} + 1) if {mixed} else {RIGHT}")], ("ops/SUB-f16+f32-a=16x1x4,b=1,va=pad@739",)
+    ).causes
+    said = {(x.key, x.value) for c in causes for x in c.conditions}
+    assert said == {("op", "SUB"), ("src[0].type", "f16"), ("src[1].type", "f32")}, causes
+    assert "when src0 is f16 (f32 passes) and src1 is f32 (f16 passes)" in causes[0].sentence
+
+
 def test_a_condition_that_only_zeros_lack_is_not_stated() -> None:
     """FILL with 0 passes on a backend that writes only zeros: `c != 0` says nothing of the fault."""
     runs = "            kernel(node, strided(_buffer(node.root, buffers), node), src)\n"
