@@ -45,6 +45,8 @@ STORES = {"SET_ROWS": 2, "CPY": 1}
 """Op that writes into a source, such as a cache -> index of the source."""
 BLOCK = 32
 """Elements per block or tile; the remainder of a row is its tail."""
+BEYOND = {"numbers beyond U8": 8, "numbers beyond U16": 16}
+"""Property of a leaf of integers -> bits; each implies the ones before."""
 AND = ", "
 """Separator between the special values in an operand's `holds` property."""
 LOOKED_AT = 4096
@@ -148,7 +150,7 @@ def _held(case: Case, k: int, t: Tensor) -> str:
         return ""
     if not as_floats(root.type):
         x = strided(data, root).astype(np.int64)
-        return AND.join(f"numbers beyond U{n}" for n in (8, 16) if ((x < 0) | (x >> n > 0)).any())
+        return AND.join(name for name, n in BEYOND.items() if ((x < 0) | (x >> n > 0)).any())
     x = np.abs(quants.to_float(root.type, strided(data, root)))
     found = {
         "NaN": np.isnan(x),

@@ -10,7 +10,7 @@ from conformance.judge.evidence import Fault
 from conformance.judge.verdict import Verdict
 from conformance.suite.relations import relation
 
-from .features import LAYOUT, OP, OPERANDS
+from .features import AND, BEYOND, HOLDS, LAYOUT, OP, OPERANDS
 from .rule import is_size, property_of
 
 KINDS = {
@@ -102,6 +102,10 @@ def clause(c: Condition) -> str:
         return _OTHERS.get((c.key, c.value)) or (
             f"{c.key} {c.value}" if c.value[:1] in "<>=!" else f"{c.key} = {' or '.join(values)}"
         )
+    if name == HOLDS:
+        held = c.value.split(AND)
+        implied = [v for v in BEYOND if v in held][:-1]
+        values = [AND.join(v for v in held if v not in implied)]
     operand = c.key.removesuffix(f".{name}") if name != c.key else c.key
     who = {"any source": "a source", "any operand": "an operand", "result": "the result"}.get(operand)
     who = who or operand.replace("[", "").replace("]", "")

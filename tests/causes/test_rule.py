@@ -317,3 +317,10 @@ def test_a_bare_view_and_an_output_that_a_view_shows_are_told() -> None:
     assert {"src[0] bare view", "output = shown by a view"} <= {str(c) for c in rule_of(case, 0, node).says}
     case.steps[0] = replace(case.steps[0], outputs=(node,))
     assert "output = read by another node" in {str(c) for c in rule_of(case, 0, node).says}
+
+
+def test_a_range_of_integers_implies_the_smaller_one() -> None:
+    """A leaf with numbers beyond U16 also has some beyond U8: the clause names the larger range alone."""
+    held = Condition("src[0].holds", "numbers beyond U8, numbers beyond U16")
+    assert clause(held) == "src0 holds numbers beyond U16"
+    assert clause(Condition("src[0].holds", "NaN, infinities")) == "src0 holds NaN, infinities"
