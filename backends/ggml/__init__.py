@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
+from conformance.backend.measure import clock_of
 from conformance.backend.profile import read
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, UNDECLARED, Arithmetic, Mixed, requantising
@@ -115,8 +116,8 @@ class GgmlBackend(Backend):
         self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"
         self._drop = uncomputed == "drop"
         self._products, self._stored = products, requantising(requant)
-        self.threads: int = int(threads)
-        self._library = library = _load(lib, self.threads, variant)
+        self._threads = int(threads)
+        self._library = library = _load(lib, self._threads, variant)
         self._named = bool(lib)
         self._ggml = library.ggml
         self._server = attach(library, rpc)
@@ -136,11 +137,13 @@ class GgmlBackend(Backend):
         self._split: tuple[Case, list[frozenset[Tensor]] | None] | None = None
         """The last queried case, and the device's nodes in it."""
         self._profile = profile_of(profile, self) if profile else None
-        if self._server is None and library.device_type(self._device) != "CPU":
+        on_host = self._server is None and library.device_type(self._device) == "CPU"
+        self.threads = self._threads if on_host and mode == "graph" else None
+        if self._server is None and not on_host:
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
         self.fragile = library.software(self._device)
         if mode == "graph":
-            self._backend = library.start(self._device, self.threads, ref=self._ref)
+            self._backend = library.start(self._device, self._threads, ref=self._ref)
 
     def info(self) -> DeviceInfo:
         """Return the library's version, its device, and the CPU features it uses."""
@@ -172,7 +175,7 @@ class GgmlBackend(Backend):
         if self._profile is not None:
             return self._profile
         if self._server is not None or self._library.device_type(self._device) == "CPU":
-            return cpu_arithmetic(self._library, self.threads, ref=self._ref)
+            return cpu_arithmetic(self._library, self._threads, ref=self._ref)
         if self._products == EXACT.products:
             return UNDECLARED if self._stored == EXACT else self._stored
         return replace(self._stored, name=f"{self._stored.name}-{self._products}", products=self._products)
@@ -203,7 +206,7 @@ class GgmlBackend(Backend):
         shared = self._on_device(case)
         if shared is None:
             return self.arithmetic()
-        own, behind = self.arithmetic(), cpu_arithmetic(self._library, self.threads)
+        own, behind = self.arithmetic(), cpu_arithmetic(self._library, self._threads)
         nodes = {n: own if n in here else behind for s, here in zip(case.steps, shared, strict=True) for n in s.graph}
         if not any(a is behind and computes(n) for n, a in nodes.items()):
             return own
@@ -257,7 +260,8 @@ class GgmlBackend(Backend):
             return self._scheduled(SchedSession, case)
         places, notes = homes(self._library, self._device, self._bufts, self._weights, case)
         kind = GuardSession if self._guard else GgmlSession
-        return kind(self._library, self._name, self._backend or 0, self._buft, case, places, notes, self._memory)
+        backend, clock = self._backend or 0, clock_of(self.threads)
+        return kind(self._library, self._name, backend, self._buft, case, places, notes, self._memory, clock)
 
     def _scheduled(self, kind: type[_S], case: Case) -> _S:
         return kind(
@@ -268,7 +272,7 @@ class GgmlBackend(Backend):
             self._weights,
             case,
             self._memory,
-            self.threads,
+            self._threads,
             opaque=self._opaque,
             drop=self._drop,
         )

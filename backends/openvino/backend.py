@@ -88,6 +88,7 @@ class OpenVinoStateless(TranslatingBackend):
         self._cache = ModelCache(Path(cache_dir)) if cache_dir and stage == "run" else None
         self.device = device
         self._compiler = compiler(device, precision, fusion, stage, threads)
+        self.threads = int(threads) if threads and device == "CPU" else None
         if self._cache is not None:  # a file contains one model
             self._compiler = replace(self._compiler, split=False)
 

@@ -194,7 +194,9 @@ class Backend(ABC):
     A backend with more than one takes the option `stage=NAME`: `translate` gives the values of the translated model
     before anything is compiled."""
     threads: int | None = None
-    """Number of compute threads, if known; a single one is measured pinned to a processor."""
+    """Number of threads that compute on processors of this machine; None if unknown, or if another device computes.
+
+    A single one is measured in processor time, pinned to a processor."""
     fragile: bool = False
     """True if a software driver emulates the device on the CPU.
 

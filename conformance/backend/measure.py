@@ -1,9 +1,11 @@
-"""Memory measurements from the operating system (Linux); None where there is no answer."""
+"""Time and memory of this process, from the operating system."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +15,20 @@ _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 """Resets the high-water mark of resident memory: Linux, Documentation/filesystems/proc.rst."""
+
+
+Clock = Callable[[], float]
+"""Returns seconds."""
+
+
+def clock_of(threads: int | None) -> Clock:
+    """Return the clock that times a backend with so many `threads`.
+
+    A single thread is timed in processor time of the process: unlike the time that passes, it does not grow while
+    another process has the processor. Several threads may wait for each other, and processor time shows that as work or
+    not at all, depending on how they wait.
+    """
+    return time.process_time if threads == 1 else time.perf_counter
 
 
 def resident() -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -51,6 +51,11 @@ class Spec:
         if not name:
             raise UsageError(f"backend {text!r}: name or name?key=value expected; known: {_known()}")
         return cls(name, options)
+
+    def with_defaults(self, options: Iterable[tuple[str, str]]) -> Spec:
+        """Return the spec with those of `options` that it does not set itself."""
+        own = dict(self.options)
+        return Spec(self.name, (*self.options, *((k, v) for k, v in options if k not in own)))
 
     def __str__(self) -> str:
         """Format the spec so that `parse` reads it back."""

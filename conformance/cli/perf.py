@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import ClassVar
@@ -44,7 +45,7 @@ from .cases import read_cases
 from .options import ExistingFile, backend_option, isolation, json_option, smoke_option, specs_here
 from .output import Group, leave, line, table
 
-AA_BACKENDS = ("ggml", "openvino-stateful")
+AA_BACKENDS = ("ggml", "openvino-stateful?threads=1")
 AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
 BOOKKEEPING = ("Const", "Input", "Output", "MemoryInput", "MemoryOutput", "Reshape")
 """Types of layers that compute nothing."""
@@ -118,7 +119,7 @@ def perf_run(
     cause = MissingCause.LOST
     bar = click.progressbar(chosen, label="units", file=sys.stderr, hidden=not sys.stderr.isatty())
     with closing(Runner(isolation=isolation)) as runner:
-        judge_ = Judge(Bench(runner, isolation, cases), BUDGET, baseline=base.spec)
+        judge_ = Judge(Bench(runner, isolation, cases), BUDGET)
         try:
             with bar:
                 for unit in bar:
@@ -187,7 +188,9 @@ class _Base:
         if self.counted:
             return self._count(judge_, unit, specs, rounds)
         gates = [
-            Gate(f"{unit.name} on {s} as fast as {self.name}", "ratio", unit, s, MARGIN, against="baseline")
+            Gate(
+                f"{unit.name} on {s} as fast as {self.name}", "ratio", unit, s, MARGIN, against=self.spec or "baseline"
+            )
             for s in specs
             if self.name and unit.timed
         ]
@@ -348,7 +351,7 @@ def gate(
     ends = time.monotonic() + (inf if budget is None else budget)
     answers: list[gating.Answer] = []
     with closing(Runner(isolation=isolation)) as runner:
-        judge_ = Judge(Bench(runner, isolation), request.budget, lacking, base)
+        judge_ = Judge(Bench(runner, isolation), request.budget, lacking, base, warn=partial(line, err=True))
         for g in chosen:
             if time.monotonic() > ends:
                 answers.append(Missing(str(g.backend), g.id, "not started (--budget)", MissingCause.TIME_LIMIT))

@@ -50,8 +50,7 @@ _PATIENCE = 3
 class Slowed:
     """A subject that burns `share` of its usual time inside its measurement.
 
-    It burns processor time of this thread, so whatever delays a program also delays this, and the measurement shows the
-    actual loss.
+    It burns processor time of this thread, and the measurement grows by what it burnt.
     """
 
     def __init__(self, subject: Subject, share: float) -> None:
@@ -64,10 +63,9 @@ class Slowed:
         """Measure once; return seconds."""
         seconds = self._inner.run()
         self._recent = [*self._recent[1 - _RECENT :], seconds]
-        start, until = time.perf_counter(), time.thread_time() + self._share * median(self._recent)
-        while time.thread_time() < until:
+        start = time.thread_time()
+        while (longer := time.thread_time() - start) < self._share * median(self._recent):
             pass
-        longer = time.perf_counter() - start
         self.lost.append(longer / seconds)
         return seconds + longer
 

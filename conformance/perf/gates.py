@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from conformance import shipped
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, resolve
 from conformance.case.strict import expect, only, parse_toml
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.evidence import Error
@@ -37,7 +37,7 @@ from conformance.suite.family import LEVELS, Level
 
 from .bench import Bench, Row
 from .measure import Rounds
-from .statistics import FINE, REGRESSED, UNDECIDED, Decision, Interval, decide
+from .statistics import FINE, REGRESSED, UNDECIDED, Decision, Interval, decide, foreseen
 from .units import Unit, units
 
 Kind = Literal["counter", "count", "ratio", "absolute"]
@@ -48,6 +48,8 @@ HELD = "memory.held"
 BASELINE = "baseline"
 """`against` of a gate that compares a backend with the baseline that the user names."""
 BUDGET = 90.0
+COARSE = 0.05
+"""Change beyond its limit that a gate must be able to detect; else it warns."""
 SHIPPED = shipped.path("perf", "thresholds.toml")
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -290,6 +292,8 @@ class Judge:
     baseline: Spec | None = None
     """The baseline of gates that compare with one."""
     machine: str = field(default_factory=lambda: str(environment()["machine"]))
+    warn: Callable[[str], None] = field(default=lambda _: None)
+    """Takes a warning about a gate, before most of its time is spent."""
     rows: dict[tuple[Unit, Spec], Row] = field(default_factory=dict)
     """For each measured unit and backend, the row with the most rounds."""
 
@@ -298,8 +302,12 @@ class Judge:
         if gate.machine and gate.machine != self.machine:
             return not_run(gate, f"it is for machine {gate.machine}, this is {self.machine}")
         against = self.baseline if gate.against == BASELINE else gate.against
-        if gate.against == BASELINE and against is None:
-            return not_run(gate, "no baseline was given: --against names a backend")
+        if gate.against == BASELINE:
+            if self.baseline is None:
+                return not_run(gate, "no baseline was given: --against names a backend")
+            if (own := resolve(gate.backend).name) != (other := resolve(self.baseline).name):
+                return not_run(gate, f"the baseline {self.baseline} is a backend of {other}, not of {own}")
+            against = self.baseline.with_defaults(gate.backend.options)
         specs = [gate.backend, *([against] if isinstance(against, Spec) else [])]
         for spec in specs:
             if spec in self.lacking:
@@ -316,6 +324,12 @@ class Judge:
             if gate.kind in {"counter", "count"}:
                 rounds.more(1)  # they are the same in each
             elif len(rounds.seconds) == len(specs):
+                seen = foreseen(rounds, str(gate.backend), against, self.budget)
+                if seen > COARSE:
+                    self.warn(
+                        f"{gate.name}: too noisy here: in {self.budget:g} s only what is {seen:.0%} beyond the limit "
+                        f"is found; a longer budget, an idle machine, or a gate of kind count finds less"
+                    )
                 decisions.append(decide(rounds, str(gate.backend), against, gate.limit, self.budget))
 
         rows = self.bench.rows(gate.unit, specs, buy)

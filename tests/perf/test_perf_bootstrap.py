@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,9 +12,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conformance.perf import statistics
-from conformance.perf.statistics import FEWEST, Interval, life_values, ratio, trimmed
+from conformance.perf.statistics import FEWEST, Interval, life_values, of_logs, trimmed
 
 times = st.lists(st.tuples(st.floats(1e-6, 10), st.floats(1e-6, 10)), min_size=4 * FEWEST, max_size=200)
+
+
+def ratio(seconds: Sequence[float], against: Sequence[float], lives: Sequence[int], error: float) -> Interval:
+    """The interval of paired rounds, as a gate computes it."""
+    return of_logs(np.log(np.asarray(seconds) / np.asarray(against)), lives, error)
 
 
 def lives(rounds: int, length: int = 4) -> list[int]:

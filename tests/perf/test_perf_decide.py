@@ -9,7 +9,7 @@ import pytest
 from simulated_machine import CALM, WORST, Machine, Noise
 
 from conformance.perf import statistics
-from conformance.perf.statistics import ERROR, FINE, REGRESSED, UNDECIDED, Decision, Interval, decide
+from conformance.perf.statistics import ERROR, FINE, REGRESSED, UNDECIDED, Decision, Interval, decide, foreseen
 
 
 def decided(seed: int, noise: Noise, head: float, limit: float, budget: float = 30.0) -> Decision:
@@ -43,6 +43,19 @@ def test_undecided_says_what_it_could_have_seen() -> None:
     effect = sorted(d.interval.detectable for d in lost)[len(lost) // 2]
     found = [decided(seed, WORST, 1 + 2 * effect, 1.0).answer for seed in range(12)]
     assert found.count(REGRESSED) >= 11
+
+
+def test_an_eighth_of_the_time_foresees_what_the_whole_detects() -> None:
+    """What a gate foresees after an eighth of its budget is what it detects with all of it, within a factor of two."""
+    for noise in (CALM, WORST):
+        pairs = []
+        for seed in range(8):
+            rounds = Machine(seed, noise).rounds(1.0)
+            seen = foreseen(rounds, "head", "base", 60.0)
+            assert rounds.spent < 20
+            pairs.append((seen, decide(rounds, "head", "base", 0.999, 60.0).interval.detectable))
+        early, late = (sorted(side)[4] for side in zip(*pairs, strict=True))
+        assert 0.5 * late < early < 2.0 * late
 
 
 def test_a_life_of_bad_luck_is_no_regression() -> None:

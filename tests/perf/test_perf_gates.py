@@ -59,7 +59,7 @@ def test_the_gates_of_this_project() -> None:
     """The file that comes along can be read, and has gates of the kinds that any machine can answer."""
     gates = loads(SHIPPED.read_text(encoding="utf-8"), str(SHIPPED)).gates
     assert {g.kind for g in gates} == {"counter", "ratio"}
-    assert {str(g.against) for g in gates} == {"None", "openvino-stateless", "baseline"}
+    assert {str(g.against) for g in gates} == {"None", "openvino-stateless?threads=1", "baseline"}
 
 
 BROKEN = [
@@ -232,13 +232,22 @@ def test_what_is_not_run() -> None:
         judged(one(ABSOLUTE), machine="ba9876543210"),
         judged(one(RATIO), lacking={ggml: "no wheel"}),
         judged(one(RATIO.replace('"ggml"', '"baseline"'))),
+        judged(one(RATIO.replace('"ggml"', '"baseline"')), baseline=ggml),
     ]
-    assert [r.verdict for r in found] == [Verdict.UNSUPPORTED] * 3
+    assert [r.verdict for r in found] == [Verdict.UNSUPPORTED] * 4
     assert [r.detail for r in found] == [
         "it is for machine 0123456789ab, this is ba9876543210",
         "ggml: not available: no wheel",
         "no baseline was given: --against names a backend",
+        "the baseline ggml is a backend of ggml, not of cpu",
     ]
+
+
+def test_a_baseline_has_the_options_of_its_gate() -> None:
+    """A gate with one thread is not compared with a build that uses all: open options are the gate's."""
+    (own, old, other) = parse_specs(["ggml?threads=1", "ggml?lib=x", "ggml?threads=2"])
+    assert str(old.with_defaults(own.options)) == "ggml?lib=x&threads=1"
+    assert str(other.with_defaults(own.options)) == "ggml?threads=2"
 
 
 def test_a_case_that_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,12 @@ import inspect
 import json
 import signal
 import sys
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from conformance.backend.interface import Backend, Session, Support, describe
-from conformance.backend.measure import Peak, held
+from conformance.backend.measure import Peak, clock_of, held
 from conformance.backend.registry import Spec, adopt, create, unpack
 from conformance.backend.strict import plain, shortened
 from conformance.case import codec
@@ -35,9 +34,10 @@ class _Open:
 
     def __init__(self, backend: Backend, case: Case) -> None:
         self.case = case
-        start = time.perf_counter()
+        self.clock = clock_of(backend.threads)
+        start = self.clock()
         self.session: Session = backend.open(case)
-        self.spent = time.perf_counter() - start
+        self.spent = self.clock() - start
         self.persistent = list(case.persistent)
         self.memory = Memory(case)
         """Memory for rebuilt graphs."""
@@ -126,12 +126,12 @@ class _Worker:
         inputs = {tensors[j]: step.inputs[tensors[j]] for j in header["kept"]}
         inputs.update((tensors[j], data) for j, data in zip(header["inputs"], blobs, strict=True))
         outputs = [tensors[j] for j in header["outputs"]]
-        start = time.perf_counter()
+        start = opened.clock()
         if header["rebuilt"]:
             values = opened.memory.compute(opened.session, Step(step.graph, inputs, tuple(outputs)))
         else:
             values = opened.session.compute(step.graph, inputs, outputs)
-        opened.spent += time.perf_counter() - start
+        opened.spent += opened.clock() - start
         for t in outputs:
             if t not in values:
                 raise BackendError(f"compute: the bytes of {t} expected, none found")
