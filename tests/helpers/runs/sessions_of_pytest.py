@@ -28,6 +28,7 @@ def session(*words: str) -> subprocess.CompletedProcess[str]:
     known = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # what this process has imported already
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(ROOT)
+        patch.delenv("PYTEST_XDIST_WORKER", raising=False)  # the session is not itself a worker of xdist
         suite = () if "conformance" in words else ("conformance",)
         code = pytest.main([*LEFT_OUT, *known, "--capture=no", *suite, *words])
     define(names)
