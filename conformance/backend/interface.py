@@ -194,7 +194,7 @@ class Backend(ABC):
     A backend with more than one takes the option `stage=NAME`: `translate` gives the values of the translated model
     before anything is compiled."""
     threads: int | None = None
-    """Number of threads that compute on processors of this machine; None if unknown, or if another device computes.
+    """Number of threads that compute; None if unknown, or if another device than the CPU does.
 
     A single one is measured in processor time, pinned to a processor."""
     fragile: bool = False

@@ -125,7 +125,7 @@ def makers(name: str) -> tuple[Make, ...]:
 
 
 def _same_types(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Store one operand of an elementwise op in the type of the other: a failure may need two types."""
+    """Store one operand of an elementwise op in the type of the other."""
     leaves = simplify.leaves_of(recorded.case)
     for n in (n for step in recorded.case.steps for n in step.graph if mixes_types(n)):
         for s, other in ((n.src[1], n.src[0]), (n.src[0], n.src[1])):

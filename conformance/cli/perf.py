@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +50,8 @@ BOOKKEEPING = ("Const", "Input", "Output", "MemoryInput", "MemoryOutput", "Resha
 """Types of layers that compute nothing."""
 COLUMNS = ("unit", "backend", "verdict", "rate", "95 % interval", "rounds", "compiles", "MiB", "why not timed")
 COUNT_COLUMNS = ("unit", "backend", "verdict", "instructions", "D1 misses", "LL misses", "rate", "why not counted")
+NOT_MEASURED = {MissingCause.INTERRUPTED: "interrupted", MissingCause.TIME_LIMIT: "not started (--budget)"}
+"""Cause of a unit without a result -> its text."""
 _MIB = 2**20
 
 
@@ -84,6 +85,7 @@ def perf() -> None:
 @options.AGAINST.click(help="Backend or record to compare with; fail if slower.")
 @click.option("--count", "counted", is_flag=True, help="Also count instructions and cache misses, and judge by them.")
 @click.option("--list", "listing", is_flag=True, help="List work units and their cases, and exit.")
+@options.BUDGET.click()
 @json_option
 @isolation
 def perf_run(
@@ -94,6 +96,7 @@ def perf_run(
     against: str | None,
     counted: bool,
     listing: bool,
+    budget: float | None,
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
@@ -112,23 +115,23 @@ def perf_run(
         for u in chosen:
             click.echo("\t".join(map(printable, (u.name, f"{u.work} {u.of}", u.case_id))))
         return
+    ends = time.monotonic() + (inf if budget is None else budget)
     specs, lacking = specs_here(backends, isolation)
     base = _Base.of(against, specs, isolation, counted=counted)
     answers: list[gating.Answer] = []
     left = [(u, s) for u in chosen for s in specs]
     cause = MissingCause.LOST
-    bar = click.progressbar(chosen, label="units", file=sys.stderr, hidden=not sys.stderr.isatty())
     with closing(Runner(isolation=isolation)) as runner:
         judge_ = Judge(Bench(runner, isolation, cases), BUDGET)
         try:
-            with bar:
-                for unit in bar:
-                    answers += base.measure(judge_, unit, specs, rounds or ROUNDS[level])
-                    left = [(u, s) for u, s in left if u is not unit]
+            for unit, found in base.measure_all(judge_, chosen, specs, rounds or ROUNDS[level], ends):
+                answers += found
+                left = [(u, s) for u, s in left if u is not unit]
+            cause = MissingCause.TIME_LIMIT
         except KeyboardInterrupt:
             cause = MissingCause.INTERRUPTED
         finally:
-            why = "interrupted" if cause is MissingCause.INTERRUPTED else "the run ended before it"
+            why = NOT_MEASURED.get(cause, "the run ended before it")
             missing = [*(Missing(str(s), u.id, why, cause) for u, s in left), *_missing(answers)]
             results = [*(r.result for r in judge_.rows.values()), *_results(answers)]
             if json_path:
@@ -182,6 +185,18 @@ class _Base:
             )
         then = {(r.value.case, r.value.backend): r.value for r in runs.results}
         return cls(Path(against).name, None, then, counted)
+
+    def measure_all(
+        self, judge_: Judge, chosen: Sequence[Unit], specs: Sequence[Spec], rounds: int, ends: float
+    ) -> Iterator[tuple[Unit, list[gating.Answer]]]:
+        """Measure units, start none after `ends`, and print what each gave at once."""
+        for unit in chosen:
+            if time.monotonic() > ends:
+                return
+            line(f"{unit.name} …", err=True)
+            yield unit, self.measure(judge_, unit, specs, rounds)
+            for row in (r for r in judge_.rows.values() if r.unit is unit):
+                line("  ".join(("", *_cells(row)[1:5])), err=True)
 
     def measure(self, judge_: Judge, unit: Unit, specs: Sequence[Spec], rounds: int) -> list[gating.Answer]:
         """Measure a unit on all backends, and compare its time or counts."""

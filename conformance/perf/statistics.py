@@ -64,7 +64,7 @@ class Interval:
 
 
 def of_logs(logs: NDArray[np.float64], lives: Sequence[int], error: float) -> Interval:
-    """Estimate the exponential of the typical value of `logs`: a time, or the ratio of two of one round.
+    """Estimate the exponential of the typical value of `logs`, of times or of their ratios.
 
     Args:
         logs: per round; every second round in the other order.
@@ -160,26 +160,32 @@ def decide(rounds: Measurements, subject: str, against: str | None, limit: float
     """
     paid = 0.0
     for look in LOOKS:
-        while rounds.spent < budget and (rounds.spent < look * budget or len(rounds.lives) < FEWEST):
+        while fits(rounds, budget) and (rounds.spent < look * budget or len(rounds.lives) < FEWEST):
             rounds.live()
         now = min(rounds.spent / budget, 1.0)
         if now <= paid:
             continue
         interval = interval_of(rounds, subject, against, ERROR * (now - paid))
         paid = now
-        if interval.low > limit or interval.high <= limit or now == 1.0:
+        if interval.low > limit or interval.high <= limit or not fits(rounds, budget):
             break
     answer = REGRESSED if interval.low > limit else FINE if interval.high <= limit else UNDECIDED
     return Decision(answer, interval, len(rounds), rounds.spent)
 
 
-def foreseen(rounds: Measurements, subject: str, against: str | None, budget: float) -> float:
-    """Measure the first part of `budget`; return the change that the whole would detect in 95 of 100 tries.
+def fits(rounds: Measurements, budget: float) -> bool:
+    """Return True if another life, as long as the others on average, ends within `budget`."""
+    return rounds.spent + rounds.spent / max(1, len(rounds.lives)) <= budget
 
-    The standard error falls with the square root of the number of lives, hence of the time.
+
+def foreseen(rounds: Measurements, subject: str, against: str | None, budget: float) -> float:
+    """Measure the first part of `budget`; return the change that the whole would detect.
+
+    It is found in 95 of 100 tries. The standard error falls with the square root of the number of lives, and so of the
+    time.
     """
     part = LOOKS[0]
-    while rounds.spent < budget and (rounds.spent < part * budget or len(rounds.lives) < FEWEST):
+    while fits(rounds, budget) and (rounds.spent < part * budget or len(rounds.lives) < FEWEST):
         rounds.live()
     values = life_values(_logs(rounds, subject, against), rounds.lives)
     if len(values) < FEWEST:

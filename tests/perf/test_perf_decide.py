@@ -39,7 +39,7 @@ def test_undecided_says_what_it_could_have_seen() -> None:
     """Undecided comes only with the budget spent, and then an effect twice as large as the one named is found."""
     lost = [d for d in (decided(seed, WORST, 1.0, 1.0) for seed in range(12)) if d.answer == UNDECIDED]
     assert len(lost) > 6
-    assert all(d.seconds >= 30 for d in lost)
+    assert all(27 < d.seconds <= 30 for d in lost)
     effect = sorted(d.interval.detectable for d in lost)[len(lost) // 2]
     found = [decided(seed, WORST, 1 + 2 * effect, 1.0).answer for seed in range(12)]
     assert found.count(REGRESSED) >= 11
@@ -65,12 +65,12 @@ def test_a_life_of_bad_luck_is_no_regression() -> None:
 
 
 def test_the_budget_is_kept() -> None:
-    """Measuring ends within a life of the budget, and what cannot have enough lives in it is undecided."""
+    """No life begins that would exceed the budget, and what cannot have enough lives in it is undecided."""
     slow = Machine(1, opening=20.0).rounds(1.5)
     found = decide(slow, "head", "base", 1.0, 90.0)
     assert found.answer == UNDECIDED
     assert found.interval.high == float("inf")
-    assert 90 <= found.seconds <= 90 + 85
+    assert 0 < found.seconds <= 90
 
 
 def test_a_time_of_its_own() -> None:
@@ -93,4 +93,4 @@ def test_looks_share_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "interval_of", spy)
     decide(Machine(3).rounds(), "head", "base", 1.0, 90.0)
     assert len(spent) > 2
-    assert sum(spent) == pytest.approx(ERROR)
+    assert 0.9 * ERROR < sum(spent) <= ERROR  # a life that does not fit into the budget is not begun

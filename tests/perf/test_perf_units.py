@@ -427,6 +427,15 @@ def test_saving_benchmarks_of_nothing_changes_no_exit_code(perf: tuple[str, ...]
     assert "Traceback" not in saving.stdout + saving.stderr
 
 
+def test_units_appear_as_they_are_measured_and_end_with_the_budget() -> None:
+    """`perf run` says what each unit gave at once; a unit that did not start in time makes the run incomplete."""
+    done = CliRunner().invoke(main, ["perf", "run", "op/RMS*", "--backend", "cpu", "--rounds", "2"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("op/RMS_NORM@n=64 …\n  cpu  PASS  ")
+    late = CliRunner().invoke(main, ["perf", "run", "op/RMS*", "--backend", "cpu", "--budget", "0.000001s"])
+    assert late.exit_code == 5, late.output
+
+
 def test_a_failing_row_fails_as_a_benchmark_does(bench: Bench) -> None:
     """The sentence of the verdict is raised inside the benchmark; what is unsupported is skipped with its reason."""
     from conformance.plugin import check  # noqa: PLC0415  # registers nothing, but is pytest's to import elsewhere
