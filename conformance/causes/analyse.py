@@ -28,7 +28,7 @@ from conformance.run.shrink.workers import shrink_workers
 from conformance.run.signature import signature_of
 from conformance.suite import ops
 
-from .bug_report import write_report
+from .bug_report import alike, write_report
 from .bug_report.proof import plain_devices
 from .cause import digest, in_order, unique_ids
 from .confirm import Seen, confirm
@@ -123,8 +123,10 @@ def _of_backend(
             causes = count_architectures(causes, Deadline.after(min(COUNTING, seconds * AFTER / 2)), progress)
         if folder is not None:
             with _interruptible("writing bug reports", progress):
-                for i, group in enumerate(groups):
-                    causes[i] = _reported(causes[i], group, spec, runner, folder)
+                for same in alike(causes):
+                    path = _report([(causes[i], groups[i]) for i in same], spec, runner, folder)
+                    for i in same:
+                        causes[i] = replace(causes[i], folder=str(path))
         return list(zip(causes, groups, strict=True))
     finally:
         if helpers is not None:
@@ -162,8 +164,10 @@ def _words(group: Group, seen: Mapping[str, Seen]) -> str:
     return "" if best is None else best.words
 
 
-def _reported(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Path) -> Cause:
-    """Write the bug report and return `cause` with its folder."""
+def _report(same: Sequence[tuple[Cause, Group]], spec: Spec, runner: Runner, folder: Path) -> Path:
+    """Write the bug report of causes that are one bug; return its folder."""
+    (cause, group), *rest = same
+    also = [(c, g.proof.case, g.proof.result) for c, g in rest]
     case = group.proof.case
     spec, result = _alone(case, group.proof.result, spec, runner)
     expectation = None
@@ -175,8 +179,7 @@ def _reported(cause: Cause, group: Group, spec: Spec, runner: Runner, folder: Pa
         with runner.quick(locates=False, checks_stale_state=False):
             return runner.run(spec, [variant])[0]
 
-    path = write_report(folder, cause, case, result, expectation=expectation, info=info, run=run)
-    return replace(cause, folder=str(path))
+    return write_report(folder, cause, case, result, also=also, expectation=expectation, info=info, run=run)
 
 
 def _alone(case: Case, result: Result, spec: Spec, runner: Runner) -> tuple[Spec, Result]:

@@ -49,6 +49,11 @@ def innermost(error: Error) -> str:
     return " ".join(text.split())[:_LONGEST]
 
 
+def without_line(message: str) -> str:
+    """Return an innermost message without a line of the source, to compare errors of several ops."""
+    return _TEXTLESS.sub(": fatal error", message)
+
+
 def said(error: Error) -> str:
     """Return the innermost message of a failure, or how the process died and its assertion."""
     return " ".join(_innermost(error).split())[:_LONGEST]

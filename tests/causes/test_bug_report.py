@@ -22,7 +22,7 @@ from conformance.backend.interface import DeviceInfo
 from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case, Step
-from conformance.causes.bug_report import write_report
+from conformance.causes.bug_report import alike, write_report
 from conformance.causes.bug_report.proof import plain_devices, proof_of
 from conformance.ggml.arithmetic import EXACT, GGML_CPU
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
@@ -310,6 +310,36 @@ def test_texts_stay_in_their_places(oracle: Oracle, tmp_path: Path, texts: list[
         assert line.isascii()
         assert _bare(line) == _bare(same)
         assert "??" not in line
+
+
+def _abort(op: str, line: int, **changed: object) -> Cause:
+    said = (Condition("op", op), Condition("src[0].type", "bf16"))
+    message = f"its process died (SIGABRT): ops.cpp:{line}: fatal error"
+    cause = Cause(f"{op}-1", "", "ggml", Verdict.CRASH, op, message, said, (f"ops/{op}-bf16-ne=8x2@1",))
+    return replace(cause, **changed)  # type: ignore[arg-type]  # fields of a cause
+
+
+def test_ops_that_lack_one_type_are_one_report(tmp_path: Path) -> None:
+    """One abort in several ops, at several lines, under one condition, is one draft with a row per op."""
+    ops = ("SCALE", "GLU.GEGLU", "GLU.REGLU", "UNARY.SILU", "UNARY.GELU", "GLU.SWIGLU")
+    aborts = [_abort(op, 100 + i) for i, op in enumerate(ops)]
+    others = [
+        _abort("SQR", 7, conditions=(Condition("op", "SQR"), Condition("src[0].type", "f16"))),
+        _abort("SQRT", 8, conditions=(Condition("op", "SQRT"),)),
+        _abort("SIN", 9, verdict=Verdict.FAIL, message=""),
+        _abort("COS", 9, verdict=Verdict.FAIL, message=""),
+    ]
+    causes = [*aborts[:2], *others, *aborts[2:]]
+    assert alike(causes) == [[0, 1, 6, 7, 8, 9], [2], [3], [4], [5]]
+    cases = [build(f"ops/{op}-bf16-ne=8x2{',s=0.7' * (op == 'SCALE')}@1") for op in ops]
+    results = [Result(c.id, "ggml", Verdict.CRASH) for c in cases]
+    first, *also = zip(aborts, cases, results, strict=True)
+    made = write_report(tmp_path, *first, also=also)
+    text = (made / "issue.md").read_text(encoding="utf-8")
+    assert "# SCALE, GLU.GEGLU, GLU.REGLU, UNARY.SILU and 2 more ops: crash when src0 is bf16\n" in text
+    assert len(re.findall(r"^\| \S+ \| 1 \| `its process died", text, re.MULTILINE)) == len(ops)
+    assert len(text.splitlines()) <= 60
+    assert [c.id for c in casefile.read(made / "case.gguf")] == [c.id for c in cases]
 
 
 def _outside(path: Path) -> str:

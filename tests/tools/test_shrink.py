@@ -24,10 +24,10 @@ from conformance.judge.evidence import Error
 from conformance.judge.verdict import Result, Verdict
 from conformance.process import Deadline
 from conformance.run.runner import Runner
+from conformance.run.session.select import build
 from conformance.run.shrink import Shrunk, _Search, measure, shrink, simplify
 from conformance.run.shrink.workers import ShrinkWorkers
 from conformance.run.signature import signature_of
-from conformance.suite.decoder import make
 
 SPEC = Spec("planted")
 TRAJECTORY = "kv_growth/llama-l=2,embd=32,heads=4,kv=2,ff=32,vocab=32,seqs=4,run=p3.d4@1"
@@ -57,6 +57,13 @@ def wrong_half(right: Kernel, node: Tensor, dst: Raw, src: Sources) -> None:
     dst[...] = np.roll(dst, dst.shape[-1] // 2, axis=-1)
 
 
+def rest_of_a_tile(right: Kernel, node: Tensor, dst: Raw, src: Sources) -> None:
+    """The last column after whole tiles of 32 is not computed, if there is such a tile."""
+    right(node, dst, src)
+    if node.ne[0] > 32 and node.ne[0] % 32 == 1:
+        dst[..., -1] = 0
+
+
 class DiedError(Exception):
     """What the engine does not turn into a BackendError."""
 
@@ -72,6 +79,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "wrong KV head": ("FLASH_ATTN_EXT", wrong_kv_head),
     "cache row one late": ("SET_ROWS", row_late),
     "rotation on the wrong half": ("ROPE", wrong_half),
+    "rest of a tile": ("SQR", rest_of_a_tile),
     "dies": ("MUL_MAT", dies),
     "raises": ("MUL_MAT", dies),
 }
@@ -152,10 +160,10 @@ def runner() -> Iterator[Runner]:
 
 def _shrunk(runner: Runner, fault: str, case_id: str = TRAJECTORY) -> Shrunk:
     runner._backends[SPEC] = Planted(fault)
-    return shrink(runner, SPEC, make(case_id), deadline=Deadline.after(100))
+    return shrink(runner, SPEC, build(case_id), deadline=Deadline.after(100))
 
 
-@pytest.mark.parametrize(("fault", "steps"), [(f, 1) for f in FAULTS] + [("forgetful", 2)])
+@pytest.mark.parametrize(("fault", "steps"), [(f, 1) for f in FAULTS if f != "rest of a tile"] + [("forgetful", 2)])
 def test_a_planted_fault_ends_as_its_few_nodes(runner: Runner, fault: str, steps: int) -> None:
     """Of 5 steps, 2 layers and 4 sequences at most 3 nodes are left; the result is legal and fails as the whole did."""
     found = _shrunk(runner, fault)
@@ -201,7 +209,7 @@ def test_candidates_that_run_ahead_change_nothing(runner: Runner, fault: str) ->
     for r in runners:
         r._backends[SPEC] = Planted(fault)
     beside = ShrinkWorkers(runners)
-    found = shrink(runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(100), workers=beside)
+    found = shrink(runner, SPEC, build(TRAJECTORY), deadline=Deadline.after(100), workers=beside)
     beside.close()
     assert (measure(found.case), found.tried, found.finished) == (measure(alone.case), alone.tried, True)
     assert [n.op for s in found.case.steps for n in s.graph] == [n.op for s in alone.case.steps for n in s.graph]
@@ -227,6 +235,13 @@ def test_types_are_simplified_and_sequences_dropped(runner: Runner) -> None:
     assert all(t.type in {F32, I32} for t in step.graph.tensors())
 
 
+@pytest.mark.parametrize("width", [65, 257, 2049])
+def test_a_size_keeps_the_rest_of_its_tiles(runner: Runner, width: int) -> None:
+    """A fault behind whole tiles of 32 is shown by 33 elements, however many rows and tiles there were."""
+    found = _shrunk(runner, "rest of a tile", f"ops/SQR-f32-ne={width}x5@1")
+    assert [t.ne for s in found.case.steps for t in s.graph.tensors()] == [(33, 1, 1, 1)] * 2
+
+
 def test_values_stay_where_an_error_is_the_failure(runner: Runner) -> None:
     """Of a backend that raised, memory that it never wrote is no right output; one that dies shows itself."""
     raised, died = (_shrunk(runner, fault) for fault in ("raises", "dies"))
@@ -250,7 +265,7 @@ def test_time_runs_out(runner: Runner) -> None:
     """The smallest case so far is the answer, and it says that more could be done."""
     ticks = iter(range(10_000))
     runner._backends[SPEC] = Planted("wrong KV head")
-    found = shrink(runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(20, lambda: float(next(ticks))))
+    found = shrink(runner, SPEC, build(TRAJECTORY), deadline=Deadline.after(20, lambda: float(next(ticks))))
     assert not found.finished
     assert signature_of(found.result) == found.signature
 
@@ -259,7 +274,7 @@ def test_the_first_run_counts(runner: Runner) -> None:
     """A case that takes the whole budget to run once is not tried further."""
     now = iter([0.0, *[100.0] * 1000])
     runner._backends[SPEC] = Planted("wrong KV head")
-    found = shrink(runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(60, lambda: next(now)))
+    found = shrink(runner, SPEC, build(TRAJECTORY), deadline=Deadline.after(60, lambda: next(now)))
     assert (found.tried, found.finished) == (0, False)
 
 
@@ -275,7 +290,7 @@ def test_what_is_left_bounds_each_run(runner: Runner, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Runner, "within", watched)
     ticks = iter(range(10_000))
     runner._backends[SPEC] = Planted("wrong KV head")
-    found = shrink(runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(50, lambda: float(next(ticks))))
+    found = shrink(runner, SPEC, build(TRAJECTORY), deadline=Deadline.after(50, lambda: float(next(ticks))))
     assert len(bounds) == found.tried > 0
     assert all(0 <= later < earlier <= 50 for earlier, later in pairwise(bounds))
 
@@ -286,7 +301,7 @@ def test_each_pass_is_said_before_it_is_tried(runner: Runner) -> None:
     ticks = iter(range(10_000))
     runner._backends[SPEC] = Planted("wrong KV head")
     shrink(
-        runner, SPEC, make(TRAJECTORY), deadline=Deadline.after(20, lambda: float(next(ticks))), progress=said.append
+        runner, SPEC, build(TRAJECTORY), deadline=Deadline.after(20, lambda: float(next(ticks))), progress=said.append
     )
     assert "trying: without its recording" in said
 

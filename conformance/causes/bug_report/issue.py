@@ -6,10 +6,11 @@ Untrusted text (ids, names, messages) is put into code spans and fences that it 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from conformance.backend.interface import DeviceInfo
 from conformance.case.case import Case
+from conformance.causes.features import name_of
 from conformance.causes.rule import Rule
 from conformance.causes.wording import CUT, clause, telling, when
 from conformance.ggml.tensor import Tensor
@@ -29,7 +30,7 @@ HOW = {
     Verdict.OVERCLAIM: "accepted by supports_op, then compute fails",
 }
 """Verdict -> text of the title."""
-MOST_LINES = 80
+MOST_LINES = 60
 """Maximum lines of a draft; a longer proof is attached."""
 LONGEST = 1000
 """Maximum characters of a message or a line of prose."""
@@ -37,6 +38,8 @@ NODES = 8
 """Maximum nodes of the graph that a draft shows."""
 TITLED = 2
 """Maximum number of conditions in a title."""
+NAMED = 4
+"""Maximum number of ops in a title."""
 COMPILED = """Compile and run it (GGML: a checkout of ggml, LIB: the folder of its libraries):
 ```
 c++ -std=c++17 program.cpp -I GGML/include -L LIB -Wl,-rpath,LIB -lggml -lggml-base -o program
@@ -44,15 +47,22 @@ c++ -std=c++17 program.cpp -I GGML/include -L LIB -Wl,-rpath,LIB -lggml -lggml-b
 ```"""
 
 
-def title(cause: Cause) -> str:
-    """Return the title of a cause: `CONT: silent wrong results when src0 is transposed`."""
-    ops = ", ".join(Rule(cause.conditions).ops) or cause.op or "a graph"
+def title(cause: Cause, also: Sequence[Cause] = ()) -> str:
+    """Return the title of a bug: `CONT: silent wrong results when src0 is transposed`."""
+    each = dict.fromkeys(op for c in (cause, *also) for op in _ops(c))
+    ops = ", ".join(list(each)[:NAMED]) + (f" and {len(each) - NAMED} more ops" if len(each) > NAMED else "")
     few = Rule(cause.conditions).but(set(cause.conditions) - set(telling(cause.conditions)[:TITLED])).conditions
     return _prose(f"{ops}: {HOW.get(cause.verdict, 'fails')}{when(few)}", 120)
 
 
-def issue(cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInfo | None) -> str:
-    """Return the draft of an issue: at most `MOST_LINES` lines."""
+def _ops(cause: Cause) -> Sequence[str]:
+    return Rule(cause.conditions).ops or (cause.op or "a graph",)
+
+
+def issue(
+    cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInfo | None, also: Sequence[Cause] = ()
+) -> str:
+    """Return the draft of an issue: at most `MOST_LINES` lines. `also`: other causes of the same bug."""
     where = environment()
     filled = (
         ("Name and Version", _version(info)),
@@ -61,9 +71,13 @@ def issue(cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInf
         ("Hardware", _prose(info.description if info and info.description else str(where["cpu"]))),
         ("Models", _hit(cause)),
     )
-    head = ["<!-- A draft. Check it, and write it in your own words before you send it. -->", f"# {title(cause)}", ""]
+    head = [
+        "<!-- A draft. Check it, and write it in your own words before you send it. -->",
+        f"# {title(cause, also)}",
+        "",
+    ]
     head += [line for heading, text in filled for line in (f"### {heading}", text)]
-    body = ["### Problem description & steps to reproduce", *_problem(cause, case, result, what)]
+    body = ["### Problem description & steps to reproduce", *_problem(cause, case, result, what, also)]
     name, text = ("test_case.cpp", what.test_case) if what.test_case else ("program.cpp", what.program)
     proof = _fenced(text.rstrip(), "cpp")
     if len(head) + len(body) + proof.count("\n") >= MOST_LINES:
@@ -78,12 +92,13 @@ def _version(info: DeviceInfo | None) -> str:
 
 
 def _hit(cause: Cause) -> str:
-    return f"llama.cpp: {cause.hits}." if "architectures" in cause.rank else "Not known."
+    return f"llama.cpp: {cause.hits}." if cause.rank.get("architectures") else "Not known."
 
 
-def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[str]:
-    fails = f"{counted(len(cause.cases), 'generated case')} fail{'s' * (len(cause.cases) == 1)}"
-    passed = cause.rank.get("passed", 0)
+def _problem(cause: Cause, case: Case, result: Result, what: Proof, also: Sequence[Cause]) -> Iterator[str]:
+    failed = sum(len(c.cases) for c in (cause, *also))
+    fails = f"{counted(failed, 'generated case')} fail{'s' * (failed == 1)}"
+    passed = sum(c.rank.get("passed", 0) for c in (cause, *also))
     if clauses := [(clause(c), cause.shown.get(c, "")) for c in telling(cause.conditions)]:
         others = f"{passed or 'no'} passing node{'s' * (passed > 1)} meet{'s' * (passed < 2)} them"
         yield f"{fails}. Conditions: {', '.join(f'{code(c, 120)}{near}' for c, near in clauses)} ({others})."
@@ -93,13 +108,20 @@ def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[
         yield f"{fails}; no condition separates failing from passing nodes."
     if cause.search == "cut":
         yield f"{CUT.capitalize()}."
-    yield from _numbers(result)
+    if also:
+        yield from _table((cause, *also))
+    else:
+        yield from _numbers(result)
     if what.limit:
         yield _prose(what.limit)
     times = cause.seen.partition(" of ")
     if cause.seen and cause.seen != ALWAYS and times[0] != times[2]:
         yield f"It does not fail every time: {_prose(cause.seen)}."
-    which = "The smallest" if cause.search == "complete" else "A failing (not minimised)"
+    which = (
+        f"The smallest{f' of {_prose(_ops(cause)[0])}' if also else ''}"
+        if cause.search == "complete"
+        else "A failing (not minimised)"
+    )
     yield f"\n{which} graph{'s' if len(case.steps) > 1 else ''}:"
     yield _fenced("\n".join(_nodes(case)))
     if what.test_case:
@@ -108,6 +130,15 @@ def _problem(cause: Cause, case: Case, result: Result, what: Proof) -> Iterator[
         yield f"{_prose(what.why)} program.cpp exits with 1 if the device is wrong. {COMPILED}"
     else:
         yield _prose(what.why)
+
+
+def _table(causes: Sequence[Cause]) -> Iterator[str]:
+    """Yield a row per op, with its message and its smallest case."""
+    yield "\n| op | cases | error | smallest case |"
+    yield "|---|---|---|---|"
+    for c in causes:
+        cells = (", ".join(_ops(c)), str(len(c.cases)), code(c.message, LONGEST), code(c.smallest, LONGEST))
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _numbers(result: Result) -> Iterator[str]:
@@ -127,7 +158,7 @@ def _numbers(result: Result) -> Iterator[str]:
 
 def _nodes(case: Case) -> Iterator[str]:
     lines = [
-        f"{f'step {k}: ' if len(case.steps) > 1 else ''}{n.name}: {n.op} {_shape(n)} of "
+        f"{f'step {k}: ' if len(case.steps) > 1 else ''}{n.name}: {name_of(n)} {_shape(n)} of "
         + ", ".join(_shape(s) for s in n.src if s is not None)
         for k, step in enumerate(case.steps)
         for n in step.graph

@@ -50,6 +50,8 @@ Axis = tuple[Tensor, int]
 MANY = 14
 """Maximum number of axes for all combinations; else only equal sizes are combined."""
 TOGETHER = 4
+TILES = (32, 64, 256)
+"""Elements that kernels handle at a time."""
 
 
 def dims(recorded: Recorded, _: Result, *, largest: bool = False) -> Iterator[Case]:
@@ -105,7 +107,12 @@ def _groups(axes: Sequence[Axis]) -> Iterator[tuple[Sequence[Axis], int]]:
 
 
 def _smaller(unit: int) -> list[int]:
-    return sorted({n for n in (1, 2, 32, 64, 256, unit // 4, unit // 2, unit - 1) if 0 < n < unit})
+    """Return the sizes to try for `unit`, among them those that leave the same rest of a tile.
+
+    A kernel that handles the rest of a row of 257 wrongly also fails with 33, if its tiles have 32 elements.
+    """
+    alike = {tiles * tile + unit % tile for tile in TILES for tiles in (0, 1, 2)}
+    return sorted(n for n in {1, 2, *TILES, *alike, unit // 4, unit // 2, unit - 1} if 0 < n < unit)
 
 
 def _resized(group: Sequence[Axis], unit: int, size: int) -> dict[Tensor, Dims] | None:
