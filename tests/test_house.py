@@ -22,7 +22,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"run"},
             {"perf", "properties"},
             {"report"},
-            {"causes"},
+            {"causes", "api"},
             {"testrun"},
             {"campaign", "nightly"},
             {"plugin_perf"},

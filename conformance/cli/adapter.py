@@ -25,10 +25,7 @@ ADAPTER = '''\
 from typing import Any
 
 import numpy as np
-from conformance.backend.interface import DeviceInfo
-from conformance.backend.kernel import Kernel, KernelBackend, Raw
-from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import F32
+from conformance.api import F32, DeviceInfo, Kernel, KernelBackend, Raw, Tensor
 
 
 def kernel(f: Any) -> Kernel:
@@ -91,7 +88,7 @@ py-modules = ["$module"]
 TEST = '''\
 """The interface; numbers are the suite's question: `conform run --backend $name`."""
 
-from conformance.backend.contract import check_adapter
+from conformance.api import check_adapter
 from $module import $cls
 
 

@@ -50,7 +50,7 @@ def innermost(error: Error) -> str:
 
 
 def without_line(message: str) -> str:
-    """Return an innermost message without a line of the source, to compare errors of several ops."""
+    """Return an innermost message without its line of the source, which differs between ops."""
     return _TEXTLESS.sub(": fatal error", message)
 
 

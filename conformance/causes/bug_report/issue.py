@@ -62,7 +62,10 @@ def _ops(cause: Cause) -> Sequence[str]:
 def issue(
     cause: Cause, case: Case, result: Result, what: Proof, info: DeviceInfo | None, also: Sequence[Cause] = ()
 ) -> str:
-    """Return the draft of an issue: at most `MOST_LINES` lines. `also`: other causes of the same bug."""
+    """Return the draft of an issue, at most `MOST_LINES` lines.
+
+    `also`: other causes of the same bug.
+    """
     where = environment()
     filled = (
         ("Name and Version", _version(info)),
