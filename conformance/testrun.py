@@ -46,6 +46,7 @@ from conformance.run.session.select import (
     case_ids,
     case_name,
     choose,
+    expect_backend,
     fresh_ids,
     new_seed,
     parse_specs,
@@ -172,6 +173,7 @@ class Chosen:
         """
         if self.against is None or Path(self.against).is_file():
             return None
+        expect_backend("--against", self.against)
         found, lacking = choose([self.against], self.stage, self.workers)
         for why in lacking.values():
             raise UnavailableError(f"--against {self.against}: not available: {why}")

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import unquote
 
-from conformance.ggml.errors import BrokenError, ConformanceError, UnavailableError, UsageError
+from conformance.ggml.errors import BrokenError, ConformanceError, UnavailableError, UsageError, nearest
 from conformance.ggml.text import error_text
 from conformance.installed import Installed, entries, load
 
@@ -174,7 +174,7 @@ def entry_of(name: str) -> Installed:
     """Return the entry point of an adapter, not loaded; UsageError if it is not installed."""
     entry = _entry(name)
     if entry is None:
-        raise UsageError(f"backend {name!r} is not installed; known: {_known()}")
+        raise UsageError(f"backend {name!r} is not installed;{nearest(name, _all())} known: {_known()}")
     return entry
 
 
@@ -214,8 +214,12 @@ def is_taken(name: str) -> bool:
     return name in _provided or name in names()
 
 
+def _all() -> list[str]:
+    return [*names(), *_provided, *_named]
+
+
 def _known() -> str:
-    return ", ".join([*names(), *_provided, *_named]) or "none"
+    return ", ".join(_all()) or "none"
 
 
 @cache
@@ -253,7 +257,7 @@ def create(spec: Spec, opener: Callable[[Spec], Backend] | None = None) -> Backe
         if key not in parameters:
             legal = ", ".join(parameters) or "none"
             where = spec.name if key in given else f"{_named[spec.name].where} options"
-            raise UsageError(f"{where}: option {key!r} is unknown; its options: {legal}")
+            raise UsageError(f"{where}: option {key!r} is unknown;{nearest(key, parameters)} its options: {legal}")
     for key in cls.builds:
         if options.get(key):
             from conformance.builds.source import locate  # noqa: PLC0415  # archives: a worker seldom needs them

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,7 +16,7 @@ from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf, probe
 from conformance.case.case import JSON
 from conformance.cli.cases import read_cases
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import UnavailableError, UsageError, nearest
 from conformance.judge.outcome import Outcome, Why
 from conformance.report.runfile import write_json
 from conformance.run.live import family_names
@@ -29,6 +30,17 @@ from .options import chosen, json_option, settings_here
 from .output import leave, line, table
 
 
+class _Kind(click.Choice[str]):
+    """A choice whose error suggests the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ANN401  # as click
+        """Return the choice."""
+        near = "" if value in self.choices else nearest(str(value), self.choices)
+        if near:
+            self.fail(f"{value!r} is not one of {', '.join(self.choices)};{near}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[str] | list[CompletionItem]:
     """Complete a word by the kind of list that the first word names."""
     if ctx.params.get("what") == "builds":
@@ -40,9 +52,9 @@ def _complete(ctx: click.Context, param: click.Parameter, begun: str) -> list[st
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(["backends", "families", "cases", "builds"]), default="backends")
+@click.argument("what", type=_Kind(["backends", "families", "cases", "builds"]), default="backends")
 @click.argument("names", nargs=-1, metavar="[NAME|GLOB|FILE|BUILD]…", shell_complete=_complete)
-@chosen(options.CONFIG, options.FAMILY, options.LEVEL)
+@chosen(options.CONFIG, options.FAMILY, options.CASE, options.LEVEL)
 @click.option("--format", "form", type=click.Choice(["ids", "test-file"]), default="ids", show_default=True,
               help="Format of cases: ids, or ops for test-backend-ops.")  # fmt: skip
 @click.option("--lib", metavar="BUILD", default="", help="Build whose op numbers are used; default: the wheel's.")
@@ -133,7 +145,8 @@ def _cases(names: Sequence[str], chosen: Chosen, lib: str | None, output: Path |
     own = [c for name in names if Path(name).is_file() for c in read_cases(Path(name))]
     globs = [name for name in names if not Path(name).is_file()]
     level = chosen.level or (LEVELS[0] if lib is None else LEVELS[-1])
-    ids = replace(chosen, globs=globs).at(level) if globs or not own else []
+    chosen = replace(chosen, globs=[*chosen.globs, *globs])
+    ids = chosen.at(level) if chosen.globs or not own else []
     if lib is not None:
         from .testfile import show  # noqa: PLC0415  # loads a library
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -42,6 +44,22 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 File = click.Path(path_type=Path, dir_okay=False)
 ExistingFile = click.Path(path_type=Path, exists=True, dir_okay=False)
 Folder = click.Path(path_type=Path, file_okay=False)
+
+
+class NewFolder(click.Path):
+    """A folder in which files can be created; it is created when the first one is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401  # as click
+        """Check that the nearest existing folder can be written, before anything runs."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        nearest = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        try:
+            with tempfile.TemporaryFile(dir=nearest):
+                return path
+        except OSError as e:
+            self.fail(f"files cannot be created in {nearest}: {e.strerror}", param, ctx)
+
+
 ExistingFolder = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
@@ -173,7 +191,7 @@ SHARD = Option("--shard", "shard",
 BUDGET = Option("--budget", "budget", "Start nothing new after this time: 90s, 30m, 2h, 1.5d.", duration, "TIME")
 JOBS = Option("--jobs", "jobs", "Run cases in N processes at a time on this machine; default: one per core.",
               click.IntRange(min=1), "N", short="-j")  # fmt: skip
-SAVE = Option("--save-failures", "save_failures", "Save failing cases in DIR.", Folder, "DIR")
+SAVE = Option("--save-failures", "save_failures", "Save failing cases in DIR.", NewFolder(file_okay=False), "DIR")
 TIME_LIMIT = Option("--time-limit", "time_limit", "Time limit of one request; five times as long if emulated.",
                     click.FloatRange(min=0, min_open=True), "SECONDS", default=Isolation().time_limit)  # fmt: skip
 MEMORY_LIMIT = Option("--memory-limit", "memory_limit",

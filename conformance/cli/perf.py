@@ -35,7 +35,7 @@ from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.runner import Runner
 from conformance.run.session.environment import environment
-from conformance.run.session.select import available, build, record_of
+from conformance.run.session.select import available, build, expect_backend, record_of
 from conformance.suite import FAMILIES
 from conformance.suite.family import Level
 
@@ -173,6 +173,7 @@ class _Base:
         if against is None:
             return cls(counted=counted)
         if not Path(against).is_file():
+            expect_backend("--against", against)
             (spec,), _ = specs_here([against], isolation)
             if spec in specs:
                 raise UsageError(f"--against {against}: another backend expected")

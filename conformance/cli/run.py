@@ -23,7 +23,7 @@ from conformance.campaign.lanes import Lanes, devices_of, number, shares
 from conformance.campaign.pool import connect
 from conformance.case.case import Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
-from conformance.ggml.text import placed, printable
+from conformance.ggml.text import placed, printable, shell
 from conformance.judge.outcome import Outcome
 from conformance.judge.verdict import FAILURES, MissingCause, Request, Result, Totals, Verdict, counted, elapsed
 from conformance.process import Deadline, is_traced
@@ -419,7 +419,18 @@ class Execution:
         lines += refusal_lines(it.results) if shown.verbose else []
         lines += _compared(it, quiet=shown.quiet)
         lines += cause_lines(it.causes or ())
-        self._print([*map(printable, lines), *it.notes()])
+        self._print([*map(printable, lines), *it.notes(), *([] if shown.quiet else _next(it))])
+
+
+def _next(run: TestRun) -> list[str]:
+    """Return the line that says how to group failures into causes, if there are several."""
+    failed = {r.backend: None for r in run.results if r.fails_run}
+    if run.causes is not None or sum(r.fails_run for r in run.results) < 2:
+        return []
+    path = run.chosen.json_path
+    backends = [word for name in failed if "?" in name for word in ("--backend", name)]
+    triage = shell(["conform", "triage", "RUN.json" if path is None else str(path), *backends])
+    return [f"next: {triage}  # groups the failures into causes{'; add --json RUN.json to this run' * (path is None)}"]
 
 
 def _fails_by_id(r: Result, of_files: Sequence[Case]) -> bool:

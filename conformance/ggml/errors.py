@@ -41,8 +41,12 @@ class UsageError(ConformanceError):
 def unknown(what: str, name: str, names: Iterable[str]) -> UsageError:
     """Return the error for a `name` that is not among `names`, with the nearest of them and all."""
     known = list(names)
-    nearest = "".join(f" did you mean {n}?" for n in get_close_matches(name, known, 1))
-    return UsageError(f"{what} {name!r} is unknown;{nearest} known: {', '.join(known)}")
+    return UsageError(f"{what} {name!r} is unknown;{nearest(name, known)} known: {', '.join(known)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ` did you mean X?`, or nothing if none of `known` is like `name`."""
+    return "".join(f" did you mean {n}?" for n in get_close_matches(name, list(known), 1))
 
 
 class UnavailableError(ConformanceError):

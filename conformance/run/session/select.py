@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
+from pathlib import Path
 
 from conformance.backend import registry
 from conformance.backend.interface import Backend, BufferType, DeviceInfo
@@ -294,6 +295,13 @@ def stage_hint(verdict: Verdict, translation: Result) -> str:
 def case_name(case: Case | str) -> str:
     """Return the id of a case; an id is returned unchanged."""
     return case if isinstance(case, str) else case.id
+
+
+def expect_backend(option: str, text: str) -> None:
+    """Raise UsageError if `text`, which is not an existing file, reads like the path of one."""
+    name = Path(text.partition("?")[0])
+    if name.suffix or len(name.parts) > 1:
+        raise UsageError(f"{option} {text}: no such file; a run's record (--json), or the name of a backend, expected")
 
 
 def choose(
