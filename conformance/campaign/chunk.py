@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -68,16 +68,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The results of a task."""
+    """The results of a task, or those that it has so far."""
 
     rows: Sequence[JSON]
-    """Results of the first of its cases, with waivers applied, as JSON."""
+    """Results of its next cases, with waivers applied, as JSON."""
     why: str = ""
     """Why the worker cannot run the backend; empty where it can."""
     worker: str = ""
     environment: dict[str, JSON] = field(default_factory=dict)
     undeclared: bool = False
     """True if the rounding of the backend is not known."""
+    ended: bool = True
+    """False if the task goes on, and another reply follows."""
 
     def pack(self) -> bytes:
         """Return the reply as compressed JSON."""
@@ -100,9 +102,9 @@ def run_chunk(text: str) -> bytes:
     return execute(Chunk.unpack(text), get_worker().address).pack()
 
 
-def execute(chunk: Chunk, worker: str = "") -> Reply:
-    """Run a chunk until its time is over."""
-    began, rows, why = time.monotonic(), list[JSON](), ""
+def execute(chunk: Chunk, worker: str = "", show: Callable[[Reply], None] | None = None) -> Reply:
+    """Run a chunk until its time is over; `show` gets the results of each group of cases at once."""
+    began, rows, why, ran = time.monotonic(), list[JSON](), "", 0
     undeclared = False
     try:
         runner = _runner(chunk)
@@ -110,9 +112,13 @@ def execute(chunk: Chunk, worker: str = "") -> Reply:
         size = runner.batch_size(chunk.spec)
         batches = [chunk.cases[k : k + size] for k in range(0, len(chunk.cases), size)]
         for cases in (group for batch in batches for group in groups(map(runner.case, batch))):
-            if rows and time.monotonic() - began > chunk.seconds:
+            if ran and time.monotonic() - began > chunk.seconds:
                 break
             rows += [r.to_json() for r in runner.run(chunk.spec, cases)]
+            ran += len(cases)
+            if show is not None:
+                show(Reply(rows, worker=worker, ended=False))
+                rows = []
         undeclared = chunk.spec in runner.undeclared
     except ConformanceError as e:
         why = str(e)

@@ -76,8 +76,11 @@ class Lanes:
     def _serve(self, name: str) -> None:
         while (chunk := self._next(name)) is not None:
             try:
-                reply, _ = self._lane(name).ask({"chunk": chunk.pack(), "lane": name})
-                self.ended.put((chunk.number, Reply(**reply["reply"])))
+                lane, request = self._lane(name), {"chunk": chunk.pack(), "lane": name}
+                while not (reply := Reply(**lane.ask(request)[0]["reply"])).ended:
+                    self.ended.put((chunk.number, reply))
+                    request = None
+                self.ended.put((chunk.number, reply))
             except WorkerDiedError as e:
                 with self._changed:
                     self._lanes.pop(name, None)
