@@ -162,8 +162,12 @@ def lacking(families: Sequence[str]) -> dict[str, str]:
 
 
 def parse_specs(texts: Sequence[str]) -> list[Spec]:
-    """Parse the user's backends, each once, or the default ones; UsageError if malformed."""
-    return list(dict.fromkeys(map(Spec.parse, texts))) or [Spec(n) for n in registry.defaults()]
+    """Parse the user's backends, each once, or the default ones; UsageError if malformed or not installed."""
+    specs = list(dict.fromkeys(map(Spec.parse, texts))) or [Spec(n) for n in registry.defaults()]
+    for name in (resolve(s).name for s in specs):
+        if not registry.is_provided(name):
+            registry.entry_of(name)
+    return specs
 
 
 @dataclass(frozen=True, slots=True)
