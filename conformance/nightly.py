@@ -61,7 +61,10 @@ class Options:
     """Seconds after which a part is ended."""
 
     def to_json(self, tested: Mapping[Spec, object] | None = None) -> dict[str, JSON]:
-        """Encode what decides results as name -> value, with short digests of what is `tested` (backend -> waivers)."""
+        """Encode what decides results as name -> value.
+
+        `tested`, backend -> its waivers, adds short digests.
+        """
         found = {**asdict(self), "backends": list(self.backends), "families": list(self.families)}
         del found["jobs"], found["limit"]
         found["shard"] = str(self.shard)

@@ -1,7 +1,7 @@
 """Runs a `TestRun` on workers: each pair gets one result, even if workers die.
 
-What a dead worker left of its chunk is cut in halves, until one case runs alone. A case that kills `LIVES` workers by itself is a
-CRASH; the other cases of a lost chunk run again.
+If a worker dies, the cases of its chunk without a result are cut in halves, until one case runs alone. A case that
+kills `LIVES` workers by itself is a CRASH; the others run again.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class Executor:
         return b
 
     def _died(self, number: int, chunk: Chunk, why: str) -> None:
-        """Run the halves of what a dead worker left of a chunk; run a single case at most `LIVES` times."""
+        """Run the halves of what is left of a chunk; run a single case at most `LIVES` times."""
         b = self._end(number, replace(chunk, cases=()))
         self.deaths += 1
         left = [i for i in chunk.cases if self._results[b.spec, i] is None]

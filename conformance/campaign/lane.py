@@ -1,4 +1,4 @@
-"""Service of a lane: `{"chunk": …}` runs a chunk and sends a reply after each group of cases.
+"""Service of a lane: `{"chunk": …}` runs a chunk and sends a reply after each group.
 
 NumPy gets one thread here, because each core has a lane. A backend does not inherit that: it is tested with the threads
 that it has elsewhere.

@@ -16,11 +16,11 @@ from conformance.run.runner import Runner
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 MOST = 2
-"""Maximum number of runners unless the user names one; libraries also have their own threads."""
+"""Maximum number of runners by default; libraries also have their own threads."""
 
 
 class Runners:
-    """Runners in parallel; a thread waits for each, and the backend computes in its own process."""
+    """Runners in parallel: a thread for each, and the backend in its own process."""
 
     def __init__(self, runners: Iterable[Runner]) -> None:
         self._runners = list(runners)
@@ -70,7 +70,10 @@ class Runners:
 
 
 def how_many(spec: Spec, jobs: int | None) -> int:
-    """Return the number of runners: the user's `jobs`, or one per processor, at most `MOST`; 1 without isolation."""
+    """Return the number of runners: `jobs`, or one per processor, at most `MOST`.
+
+    It is 1 for a backend in this process.
+    """
     return 1 if runs_here(spec) else jobs or min(MOST, cores())
 
 
