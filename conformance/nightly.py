@@ -12,8 +12,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from math import inf
 from pathlib import Path
 
 from conformance.backend.registry import Spec
@@ -21,7 +22,9 @@ from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Exit, Outcome, Why
+from conformance.judge.verdict import elapsed
 from conformance.process import interrupt, spawn_command, words
+from conformance.process.memory import cores
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import read_document
 from conformance.run.session.identity import identity
@@ -52,10 +55,18 @@ class Options:
     budget: float = 0.0
     """Seconds for fresh cases."""
     against: str | None = None
+    jobs: int = field(default_factory=cores)
+    """Number of lanes of each part that runs cases."""
+    limit: float = 6 * 3600.0
+    """Seconds after which a part is ended."""
 
     def to_json(self, tested: Mapping[Spec, object] | None = None) -> dict[str, JSON]:
-        """Encode as name -> value, with short digests of what is `tested` (backend -> its waivers)."""
+        """Encode what decides results as name -> value.
+
+        `tested`, backend -> its waivers, adds short digests.
+        """
         found = {**asdict(self), "backends": list(self.backends), "families": list(self.families)}
+        del found["jobs"], found["limit"]
         found["shard"] = str(self.shard)
         for spec, waivers in (tested or {}).items():
             digests = identity(spec, waivers).to_json()
@@ -76,6 +87,8 @@ class Step:
     """True if each shard runs a share of its cases; other steps run in one of the shards."""
     last: bool = False
     """True if it reads the records of the others: it runs in each shard, and again after them."""
+    limit: float = inf
+    """Seconds after which it is ended; the next start continues it."""
 
 
 def steps(folder: Path, options: Options, seed: int, trend: Path) -> list[Step]:
@@ -88,7 +101,8 @@ def steps(folder: Path, options: Options, seed: int, trend: Path) -> list[Step]:
 
     def run(name: str, *more: str) -> list[str]:
         kept = ["--save-failures", str(folder / "failures"), "--journal", str(folder / f"{name}.journal")]
-        return ["run", *more, *kept, "--json", str(folder / f"{name}.json")]
+        lanes = ["--jobs", str(options.jobs)]
+        return ["run", *more, *lanes, *kept, "--json", str(folder / f"{name}.json")]
 
     found = [
         Step("conformance", "every listed case on every backend",
@@ -107,7 +121,7 @@ def steps(folder: Path, options: Options, seed: int, trend: Path) -> list[Step]:
              ["perf", "gate", *against, "--json", str(folder / "gates.json")]),
     ]  # fmt: skip
     page = ["report", str(folder), *level, "--trend", str(trend), "-o", str(folder / PAGE)]
-    return [*found, Step("report", "the page", page, last=True)]
+    return [replace(s, limit=options.limit) for s in (*found, Step("report", "the page", page, last=True))]
 
 
 def share(every: Sequence[Step], shard: Shard) -> list[Step]:
@@ -219,7 +233,10 @@ class Night:
         try:
             left.unlink(missing_ok=True)  # of a start that was killed
             with Progress().of(since(step.name)):
-                code = run(step.words, log)
+                code = run(step.words, log, step.limit)
+        except subprocess.TimeoutExpired:
+            text = f"ended after {elapsed(step.limit)} (--limit); the next start continues it"
+            return Done(Why.TIME_LIMIT, text, before + time.monotonic() - began)
         except OSError as e:
             return Done(Why.BROKEN, f"{e.filename or 'no process'}: {e.strerror}", before)
         says = next((s for line in reversed(_tail(log)) if (s := line.strip())), "")
@@ -241,18 +258,21 @@ class Night:
         return found
 
 
-def run(arguments: Sequence[str], log: Path) -> int:
-    """Run `conform` and append its output to `log`.
+def run(arguments: Sequence[str], log: Path, limit: float = inf) -> int:
+    """Run `conform` for at most `limit` seconds and append its output to `log`.
 
     Returns its exit code, or minus the signal that ended it. An exception meanwhile, such as Ctrl-C, ends the command
     and everything it started.
+
+    Raises:
+        subprocess.TimeoutExpired: the time is over.
     """
     with log.open("ab") as stream:
         command = [*words("conformance.cli"), *arguments]
         env = {**os.environ, "PYTHONUNBUFFERED": "1"}
         popen = spawn_command(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env=env)
     try:
-        popen.wait()
+        popen.wait(None if limit == inf else limit)
     finally:
         interrupt(popen, GRACE)  # first as a user would, so that it can write down what it has
     return popen.returncode

@@ -20,7 +20,7 @@ import pytest
 
 from conformance.backend.registry import Spec, resolve
 from conformance.campaign.executor import Executor
-from conformance.campaign.lanes import Lanes, devices_of, number, shares
+from conformance.campaign.lanes import Lanes, number, shares
 from conformance.cli import options
 from conformance.ggml.errors import BackendCrashError, CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable, printable_lines
@@ -64,11 +64,18 @@ class Suite:
         if self.is_worker:  # the controller writes the record
             self.chosen = replace(self.chosen, json_path=None)
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
-        self.run = TestRun(self.chosen, recovers=not self.is_worker)
-        if self.is_shared:
-            self.chosen.workers.close()  # xdist's workers run the cases
         self._is_alone = self.is_worker or self.is_shared or config.getoption("perf")
         self._ends = ExitStack()
+        n = 1 if self._is_alone or config.option.collectonly else number(self.chosen.jobs, self.chosen.shared)
+        self._started = None if n == 1 else self._ends.enter_context(closing(Lanes(n)))
+        """Lanes, which import while this process opens the backends and collects."""
+        try:
+            self.run = TestRun(self.chosen, recovers=not self.is_worker)
+        except BaseException:
+            self._ends.close()
+            raise
+        if self.is_shared:
+            self.chosen.workers.close()  # xdist's workers run the cases
         self.results: dict[Key, Result] = {}
         self.planned: dict[Spec, list[str]] = {}
         self.deselected = False
@@ -147,9 +154,12 @@ class Suite:
         ids = {s: [i for i in own if shares(i)] for s, own in self.planned.items()}
         n = 1 if self._is_alone else number(self.chosen.jobs, sum(map(len, ids.values())))
         if n == 1:
+            self._ends.close()
             return None
         self.chosen.workers.close()
-        return Executor(self._ends.enter_context(closing(Lanes(devices_of(list(ids), n)))), self.run, ids)
+        lanes = self._started or self._ends.enter_context(closing(Lanes(n)))
+        lanes.share_devices(list(ids))
+        return Executor(lanes, self.run, ids)
 
     def close(self) -> None:
         """End the lanes and all backends."""
@@ -215,7 +225,7 @@ def pytest_configure(config: pytest.Config) -> None:
         suite = config.stash[SUITE] = Suite(config)
         if config.getoption("perf"):
             plugin_perf.configure(config, Bench(suite.run.runner, suite.chosen.isolation), suite.chosen)
-    except UsageError as e:
+    except (UsageError, UnavailableError) as e:
         raise pytest.UsageError(str(e)) from None
     if not suite.is_worker:
         config.pluginmanager.register(Reports(suite))

@@ -16,7 +16,6 @@ from typing import Any
 
 from msgspec import convert
 
-from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
 from conformance.causes.cause import assigned
@@ -31,7 +30,7 @@ from conformance.report.runfile import Selection, record, write_json
 from conformance.report.runs import read_runs
 from conformance.report.scope import Scope, scopes
 from conformance.run.isolation.isolate import Isolation, Workers
-from conformance.run.live import is_live
+from conformance.run.live import is_live, is_timed
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected
@@ -53,17 +52,40 @@ from conformance.run.session.select import (
     record_of,
     reseeded,
 )
-from conformance.run.session.settings import Settings, WaiverBook, active_settings, report, today
+from conformance.run.session.settings import (
+    Settings,
+    WaiverBook,
+    active_settings,
+    read_waivers,
+    report,
+    today,
+)
 from conformance.run.session.shard import WHOLE, Shard
-from conformance.run.start import DEATHS, Starts
+from conformance.run.start import Starts
 from conformance.suite.batch import groups
 from conformance.suite.family import LEVELS, Level
 
 ENDED = "the run ended before it"
-FIRST, MOST = 8, 32
-"""Cases of the first group and of any group under a time limit."""
+MOST = 32
+"""Maximum number of cases in a batch under a time limit, where a backend may take more."""
 SLOW = 5.0
-"""Target seconds of a group under a time limit; after a slower one the next is smaller."""
+"""Target seconds of a batch under a time limit; after a slower one the next is smaller."""
+
+
+class Pace:
+    """The sizes of batches: one case at first, whose result appears early, then twice as many."""
+
+    def __init__(self, slow: float = inf) -> None:
+        """Begin with one case; after a batch of more than `slow` seconds the next is smaller."""
+        self._size, self._slow = 1, slow
+
+    def size(self, full: int) -> int:
+        """Return the size of the next batch, at most `full`."""
+        return min(self._size, full)
+
+    def took(self, seconds: float, cases: int) -> None:
+        """Take the time of a batch."""
+        self._size = max(1, cases // 4) if seconds > self._slow else 2 * cases
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +177,23 @@ class Chosen:
 
     @cached_property
     def _chosen(self) -> tuple[list[Spec], dict[Spec, UnavailableError]]:
-        if not (self.elsewhere and self.backends):
-            return choose(self.backends, self.stage, self.workers)
-        specs = parse_specs(self.backends)
-        for spec in specs:
-            if not registry.is_taken(registry.resolve(spec).name):
-                raise UsageError(f"--backend {spec}: is not installed; known: {', '.join(registry.names())}")
-        return specs, {}
+        self._check()
+        if self.elsewhere and self.backends:
+            return self.asked, {}
+        return choose(self.backends, self.stage, self.workers)
+
+    @cached_property
+    def asked(self) -> list[Spec]:
+        """The backends that the user named, or the default ones; UsageError if one is not installed."""
+        return parse_specs(self.backends)
+
+    def _check(self) -> None:
+        """Check the selection before a backend opens; raises as the properties below."""
+        if self.against is not None and not Path(self.against).is_file():
+            parse_specs([self.against])
+        if self.waivers_path is not None:
+            read_waivers(self.waivers_path)
+        _ = self._ids, self.new.round(0)
 
     @cached_property
     def base(self) -> Spec | None:
@@ -208,7 +240,8 @@ class Chosen:
 
     @cached_property
     def _ids(self) -> dict[Level, list[str]]:
-        used = {self.level or LEVELS[0], *self.levels.values()} if self.by_id else set()
+        levels = (self.settings.level(spec, self.level) for spec in self.asked)
+        used = {self.level or LEVELS[0], *levels} if self.by_id else set()
         return {n: self.at(n) for n in sorted(used, key=LEVELS.index)}
 
     def at(self, level: Level) -> list[str]:
@@ -233,6 +266,15 @@ class Chosen:
         """Backend -> ids of this shard, not of files; UsageError for an unknown family or glob."""
         return {s: list(dict.fromkeys([*self.shard.share(self._ids.get(n, ())), *self.new.round(0)]))
                 for s, n in self.levels.items()}  # fmt: skip
+
+    @property
+    def shared(self) -> int:
+        """Number of pairs for lanes if this machine has all backends; opens none of them."""
+        if self.only is not None:
+            return sum(map(len, self.only.values()))
+        levels = (self.settings.level(spec, self.level) for spec in self.asked)
+        ids = (self.shard.share(self._ids.get(n, ())) for n in levels)
+        return sum(sum(not is_timed(i) for i in own) + self.fresh for own in ids)
 
     def listed(self, spec: Spec) -> int:
         """Return the number of ids in a backend's level, of all shards."""
@@ -406,6 +448,7 @@ class TestRun:
             oracle=Oracle(exact=chosen.exact, disk=expected.here()),
         )
         self._starts = Starts(self.runner)
+        self._paces: dict[Spec, Pace] = {}
         self.request = Request()
         self.fresh: set[str] = set(chosen.new.round(0))
         """Ids of new cases, whose failures do not fail the run."""
@@ -478,11 +521,11 @@ class TestRun:
         self._starts.check(spec)
         turn = Turn(self.runner, deadline, stop, at)
         # a live family opens its devices itself, also those that only llama.cpp knows
-        full = FIRST if cases and is_live(case_name(cases[0])) else self.runner.batch_size(spec)
-        start, size = 0, full if deadline.end == inf else FIRST
-        if not self._starts.knows(spec):
-            size = min(size, DEATHS)
-        while batch := cases[start : start + size]:
+        full = MOST if cases and is_live(case_name(cases[0])) else self.runner.batch_size(spec)
+        full = full if deadline.end == inf else min(full, MOST)
+        # a time limit: each call may have another op that hangs
+        start, pace = 0, self._paces.setdefault(spec, Pace()) if deadline.end == inf else Pace(SLOW)
+        while batch := cases[start : start + pace.size(full)]:
             began, done = self.clock(), 0
             earlier = [self.take(spec, case_name(c)) for c in batch]
             new = self._new(spec, (turn.case(c) for c, k in zip(batch, earlier, strict=True) if k is None), turn)
@@ -498,10 +541,7 @@ class TestRun:
                 done += 1
             self._starts.check(spec, self.results[len(self.results) - done :])
             start += done
-            if deadline.end == inf:
-                size = full
-            else:
-                size = max(1, done // 4) if self.clock() - began > SLOW else min(MOST, full, 2 * size)
+            pace.took(self.clock() - began, done)
 
     def _new(self, spec: Spec, cases: Iterable[Case], turn: Turn) -> Iterator[tuple[Case, Result]]:
         for group in groups(cases):

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from conformance.run.session.environment import environment
 from conformance.run.session.journal import Journal
 from conformance.run.session.settings import WaiverBook
 from conformance.suite.batch import groups
+from conformance.testrun import Pace
 
 SECONDS = 10.0
 """Time limit of a task in seconds. Remaining cases return to the queue."""
@@ -68,16 +69,18 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The results of a task."""
+    """The results of a task, or those that it has so far."""
 
     rows: Sequence[JSON]
-    """Results of the first of its cases, with waivers applied, as JSON."""
+    """Results of its next cases, with waivers applied, as JSON."""
     why: str = ""
     """Why the worker cannot run the backend; empty where it can."""
     worker: str = ""
     environment: dict[str, JSON] = field(default_factory=dict)
     undeclared: bool = False
     """True if the rounding of the backend is not known."""
+    ended: bool = True
+    """False if the task goes on, and another reply follows."""
 
     def pack(self) -> bytes:
         """Return the reply as compressed JSON."""
@@ -90,7 +93,7 @@ class Reply:
 
 
 _HELD = threading.local()
-"""Per-thread state between tasks: `runner`, its `key` and its `journal`."""
+"""Per-thread state between tasks: `runner`, its `key`, `journal` and `paces` by backend."""
 
 
 def run_chunk(text: str) -> bytes:
@@ -100,19 +103,29 @@ def run_chunk(text: str) -> bytes:
     return execute(Chunk.unpack(text), get_worker().address).pack()
 
 
-def execute(chunk: Chunk, worker: str = "") -> Reply:
-    """Run a chunk until its time is over."""
-    began, rows, why = time.monotonic(), list[JSON](), ""
+def execute(chunk: Chunk, worker: str = "", show: Callable[[Reply], None] | None = None) -> Reply:
+    """Run a chunk until its time is over; `show` gets the results of each group at once."""
+    end, rows, why, ran = time.monotonic() + chunk.seconds, list[JSON](), "", 0
+
+    def is_late() -> bool:
+        return time.monotonic() > end
+
     undeclared = False
     try:
         runner = _runner(chunk)
         runner.waivers = WaiverBook.unpack(chunk.spec, chunk.waivers)
-        size = runner.batch_size(chunk.spec)
-        batches = [chunk.cases[k : k + size] for k in range(0, len(chunk.cases), size)]
-        for cases in (group for batch in batches for group in groups(map(runner.case, batch))):
-            if rows and time.monotonic() - began > chunk.seconds:
-                break
-            rows += [r.to_json() for r in runner.run(chunk.spec, cases)]
+        full, pace = runner.batch_size(chunk.spec), _HELD.paces.setdefault(chunk.spec, Pace())
+        while (batch := chunk.cases[ran : ran + pace.size(full)]) and not (ran and is_late()):
+            start = time.monotonic()
+            for cases in groups(map(runner.case, batch)):
+                if ran and is_late():
+                    break
+                rows += [r.to_json() for r in runner.run(chunk.spec, cases)]
+                ran += len(cases)
+                if show is not None:
+                    show(Reply(rows, worker=worker, ended=False))
+                    rows = []
+            pace.took(time.monotonic() - start, len(batch))
         undeclared = chunk.spec in runner.undeclared
     except ConformanceError as e:
         why = str(e)
@@ -138,7 +151,7 @@ def _runner(chunk: Chunk) -> Runner:
         journal = None if chunk.journals is None else Journal(Path(chunk.journals))
         save = None if chunk.save_failures is None else Path(chunk.save_failures)
         oracle = Oracle(exact=chunk.exact, disk=expected.here())
-        _HELD.key, _HELD.journal = key, journal
+        _HELD.key, _HELD.journal, _HELD.paces = key, journal, {}
         _HELD.runner = Runner(isolation=chunk.isolation, oracle=oracle, journal=journal, save_failures=save)
     held: Runner = _HELD.runner
     held.backend(chunk.spec)

@@ -1,7 +1,7 @@
 """Runs a `TestRun` on workers: each pair gets one result, even if workers die.
 
-A chunk whose worker died is cut in halves, until one case runs alone. A case that kills `LIVES` workers by itself is a
-CRASH; the other cases of a lost chunk run again.
+If a worker dies, the cases of its chunk without a result are cut in halves, until one case runs alone. A case that
+kills `LIVES` workers by itself is a CRASH; the others run again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Pool(Protocol):
     """Workers that run chunks."""
 
     ended: queue.Queue[tuple[int, Reply | Exception]]
-    """Number of a chunk, and its reply or error.
+    """Number of a chunk, and its next reply or its error.
 
     WorkerDiedError if its worker died, TaskLost if it has to run again."""
     seconds: float
@@ -277,6 +277,8 @@ class Executor:
             return
         if isinstance(reply, Reply):
             self._keep(chunk.spec, [_result(row) for row in reply.rows])
+            if not reply.ended:
+                return
             self.environments[reply.worker] = reply.environment
             if reply.undeclared:
                 self._run.runner.undeclared[chunk.spec] = None
@@ -293,12 +295,13 @@ class Executor:
         return b
 
     def _died(self, number: int, chunk: Chunk, why: str) -> None:
-        """Run the halves of a chunk whose worker died; run a single case at most `LIVES` times."""
+        """Run the halves of what is left of a chunk; run a single case at most `LIVES` times."""
         b = self._end(number, replace(chunk, cases=()))
         self.deaths += 1
-        half = (len(chunk.cases) + 1) // 2
-        if half < len(chunk.cases):
-            b.parts.extend([list(chunk.cases[:half]), list(chunk.cases[half:])])
+        left = [i for i in chunk.cases if self._results[b.spec, i] is None]
+        half = (len(left) + 1) // 2
+        if len(chunk.cases) > 1:
+            b.parts.extend(filter(None, (left[:half], left[half:])))
             return
         (case,) = chunk.cases
         self._alone[b.spec, case] += 1

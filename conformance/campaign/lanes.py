@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 
 import psutil
 
 from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.builds.build import probe
-from conformance.case.case import Case
+from conformance.case.case import JSON, Case
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.process import FOREVER, Worker, WorkerDiedError
 from conformance.process.memory import cores
@@ -30,15 +31,15 @@ LEAST = 16
 
 
 class Lanes:
-    """Lanes with the given devices each; a lane that died is replaced."""
+    """`count` lanes; one that died is replaced."""
 
     seconds = SECONDS
     is_local = True
 
-    def __init__(self, devices: Sequence[Mapping[str, float]]) -> None:
-        """Start no process yet: the first chunk of a lane does."""
+    def __init__(self, count: int) -> None:
+        """Start the processes: they import while the caller looks for backends."""
         self.ended: queue.Queue[tuple[int, Reply | Exception]] = queue.Queue()
-        self._info = {f"lane {k}": WorkerInfo(1, own) for k, own in enumerate(devices, 1)}
+        self._info = {f"lane {k}": WorkerInfo(1) for k in range(1, count + 1)}
         self._waiting: list[tuple[Chunk, str | None, frozenset[str]]] = []
         self._changed = threading.Condition()
         self._open = True
@@ -46,6 +47,11 @@ class Lanes:
         self._threads = [threading.Thread(target=self._serve, args=(n,), name=n, daemon=True) for n in self._info]
         for thread in self._threads:
             thread.start()
+
+    def share_devices(self, specs: Sequence[Spec]) -> None:
+        """Give each lane its devices: one lane per device, all for an emulated one."""
+        each = zip(self._info, devices_of(specs, len(self._info)), strict=True)
+        self._info = {name: WorkerInfo(1, own) for name, own in each}
 
     def workers(self) -> Mapping[str, WorkerInfo]:
         """Return the lanes."""
@@ -74,10 +80,16 @@ class Lanes:
             thread.join()
 
     def _serve(self, name: str) -> None:
+        with suppress(Exception):  # its first chunk tells
+            self._lane(name)
         while (chunk := self._next(name)) is not None:
             try:
-                reply, _ = self._lane(name).ask({"chunk": chunk.pack(), "lane": name})
-                self.ended.put((chunk.number, Reply(**reply["reply"])))
+                lane = self._lane(name)
+                request: dict[str, JSON] | None = {"chunk": chunk.pack(), "lane": name}
+                while not (reply := Reply(**lane.ask(request)[0]["reply"])).ended:
+                    self.ended.put((chunk.number, reply))
+                    request = None
+                self.ended.put((chunk.number, reply))
             except WorkerDiedError as e:
                 with self._changed:
                     self._lanes.pop(name, None)

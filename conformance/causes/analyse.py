@@ -24,7 +24,7 @@ from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.live import is_live
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
-from conformance.run.shrink.workers import shrink_workers
+from conformance.run.shrink.workers import how_many, runners_of
 from conformance.run.signature import signature_of
 from conformance.suite import ops
 
@@ -54,6 +54,7 @@ def analyse(
     *,
     isolation: Isolation | None = None,
     seconds: float = 1800.0,
+    jobs: int | None = None,
     again: bool = True,
     folder: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -61,9 +62,10 @@ def analyse(
     """Return the causes of all failures in `results`, most urgent first.
 
     `cause.assigned` adds their ids to results. `specs` maps the names of the failing backends (`failing_backends`) to
-    the specs to open; names in results are never opened. `seconds` bounds the search per backend. Ctrl-C ends a phase,
-    and the remaining failures are grouped with known causes. If `again`, failures first run again, each alone in a
-    fresh process, for at most a third of that time. `folder` receives the bug reports. A failure whose case cannot be
+    the specs to open; names in results are never opened. `seconds` bounds the search per backend, in which `jobs`
+    experiments run at a time (`shrink.workers.how_many`); in enough time the causes do not depend on it. Ctrl-C ends a
+    phase, and the remaining failures are grouped with known causes. If `again`, failures first run again, each alone in
+    a fresh process, for at most a third of that time. `folder` receives the bug reports. A failure whose case cannot be
     rebuilt is skipped, and so is a backend that is not installed; `progress` reports both.
     """
     found: list[tuple[Cause, Group]] = []
@@ -74,7 +76,7 @@ def analyse(
         if backend not in failing:
             continue
         try:
-            found += _of_backend(specs[backend], list(own), isolation, seconds, again, folder, progress)
+            found += _of_backend(specs[backend], list(own), isolation, seconds, jobs, again, folder, progress)
         except UnavailableError as e:
             progress(f"{backend}: its failures are skipped: {e}")
     return in_order([*(cause for cause, _ in found), *by_message(live)])
@@ -90,6 +92,7 @@ def _of_backend(
     results: Sequence[Result],
     isolation: Isolation | None,
     seconds: float,
+    jobs: int | None,
     again: bool,
     folder: Path | None,
     progress: Callable[[str], None],
@@ -106,7 +109,8 @@ def _of_backend(
     if again:
         with _interruptible("confirming failures", progress):
             confirmed = deadline.within(seconds * CONFIRMING)
-            seen = confirm(spec, results, isolation=isolation, deadline=confirmed, progress=progress)
+            n = how_many(spec, jobs)
+            seen = confirm(spec, results, isolation=isolation, jobs=n, deadline=confirmed, progress=progress)
 
     def make() -> Runner:
         return Runner(workers=Workers(isolation, ahead=True))
@@ -114,7 +118,7 @@ def _of_backend(
     runner, helpers = make(), None
     try:
         runner.backend(spec)
-        helpers = shrink_workers(spec, make)
+        helpers = runners_of(spec, make, jobs)
         alone = [f for f in failures if not _after(f, seen)]
         groups = Search(runner, spec, nodes, deadline=searched, progress=progress, workers=helpers).run(alone)
         groups += _poisoned(failures, seen)

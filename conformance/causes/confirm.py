@@ -13,6 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from threading import Event
 
 from conformance.backend.registry import Spec
 from conformance.case import casefile
@@ -23,6 +26,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.process import FOREVER, Deadline
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.shrink.workers import Runners
 from conformance.run.signature import Signature, signature_of
 
 TRIES = 10
@@ -71,6 +75,7 @@ def confirm(
     *,
     isolation: Isolation | None = None,
     runs: int = TRIES,
+    jobs: int = 1,
     deadline: Deadline = FOREVER,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Seen]:
@@ -87,6 +92,7 @@ def confirm(
             that ended the process.
         isolation: limits of a process.
         runs: tries of a case alone; fewer than `SURE` never give `always`.
+        jobs: number of failures to confirm at a time; what is found does not depend on it.
         deadline: no try starts after it.
         progress: receives a line per case.
 
@@ -94,23 +100,36 @@ def confirm(
         UsageError: the backend or one of its options is unknown.
     """
     own = [r for r in results if r.backend == str(spec)]
-    trial = _Trial(spec, own, isolation, runs, deadline)
+    saved = {r.case: r.saved for r in own if r.saved is not None}
     found: dict[str, Seen] = {}
     similar: dict[Signature, list[Seen]] = defaultdict(list)
+    over = Event()
+
+    def is_late() -> bool:
+        return over.is_set() or deadline.is_over()
+
+    def see(runner: Runner, turn: tuple[int, Signature]) -> Seen | None:
+        at, signature = turn
+        trial, failure = _Trial(runner, spec, saved, runs, is_late), own[at]
+        if failure.case in found or not trial.makes(failure.case):
+            return None
+        earlier = ran_before(own, at) if before is None else before.get(failure.case, ())
+        return trial.seen(failure, earlier, similar.get(signature, ()))
+
+    runners = Runners([_Fresh(isolation=isolation) for _ in range(jobs)])
     try:
-        for at, signature in _in_turn(own):
-            failure = own[at]
-            if failure.case in found or not trial.makes(failure.case):
-                continue
-            earlier = ran_before(own, at) if before is None else before.get(failure.case, ())
-            seen = trial.seen(failure, earlier, similar[signature])
-            if not seen.runs:
-                break
-            similar[signature].append(seen)
-            found[failure.case] = seen
-            progress(f"{failure.case}: {seen.words}")
+        for turns in _in_turn(own):
+            for (at, signature), seen in runners.ahead(see, turns):
+                if seen is None:
+                    continue
+                if not seen.runs:
+                    return found
+                similar[signature].append(seen)
+                found[own[at].case] = seen
+                progress(f"{own[at].case}: {seen.words}")
     finally:
-        trial.close()
+        over.set()  # what still runs ends soon
+        runners.close()
     return found
 
 
@@ -120,8 +139,11 @@ def ran_before(results: Sequence[Result], at: int) -> list[str]:
     return [r.case for r in results[next(died, -1) + 1 : at]]
 
 
-def _in_turn(results: Sequence[Result]) -> Iterator[tuple[int, Signature]]:
-    """Yield index and signature of each failure: the first of every signature, then the seconds."""
+def _in_turn(results: Sequence[Result]) -> Iterator[list[tuple[int, Signature]]]:
+    """Yield indices and signatures of failures: the first of every signature, then the seconds.
+
+    Failures of a list have different signatures and cases, so that they can be confirmed at the same time.
+    """
     ranks: Counter[Signature] = Counter()
     turns = []
     for at, result in enumerate(results):
@@ -129,8 +151,12 @@ def _in_turn(results: Sequence[Result]) -> Iterator[tuple[int, Signature]]:
         if signature is not None and result.verdict in FAILURES - {Verdict.XPASS}:
             turns.append((result.verdict is Verdict.TIMEOUT, ranks[signature], at, signature))
             ranks[signature] += 1
-    for _, _, at, signature in sorted(turns, key=lambda turn: turn[:3]):
-        yield at, signature
+    for _, same in groupby(sorted(turns, key=itemgetter(0, 1, 2)), itemgetter(0, 1)):
+        left = [(at, signature) for _, _, at, signature in same]
+        while left:  # a case may have several results
+            first = {results[at].case: at for at, _ in reversed(left)}
+            yield [turn for turn in left if turn[0] in first.values()]
+            left = [turn for turn in left if turn[0] not in first.values()]
 
 
 class _Fresh(Runner):
@@ -143,14 +169,9 @@ class _Trial:
     """Tries on one backend; a try that is cut short by the time limit counts as harmless."""
 
     def __init__(
-        self, spec: Spec, results: Sequence[Result], isolation: Isolation | None, runs: int, deadline: Deadline
+        self, runner: Runner, spec: Spec, saved: Mapping[str, str], runs: int, late: Callable[[], bool]
     ) -> None:
-        self._runner = _Fresh(isolation=isolation)
-        self._spec, self._runs, self._late = spec, runs, deadline.is_over
-        self._saved = {r.case: r.saved for r in results if r.saved is not None}
-
-    def close(self) -> None:
-        self._runner.close()
+        self._runner, self._spec, self._saved, self._runs, self._late = runner, spec, saved, runs, late
 
     def makes(self, case_id: str) -> bool:
         """Return True if the case can be built from its id or its file."""

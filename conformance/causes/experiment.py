@@ -17,7 +17,7 @@ from conformance.run.examine import divergent
 from conformance.run.execute import StepValues
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink
-from conformance.run.shrink.workers import ShrinkWorkers
+from conformance.run.shrink.workers import Runners
 
 from . import ablate
 from .ablate import Needs
@@ -40,7 +40,7 @@ class Experiments:
     """Runs variants of failing cases on `spec` before a deadline; evidence goes to `nodes`."""
 
     def __init__(
-        self, runner: Runner, spec: Spec, nodes: Nodes, deadline: Deadline, workers: ShrinkWorkers | None = None
+        self, runner: Runner, spec: Spec, nodes: Nodes, deadline: Deadline, workers: Runners | None = None
     ) -> None:
         """Run nothing yet; `workers` shrink in parallel, if given."""
         self._runner, self._spec, self._nodes, self._workers = runner, spec, nodes, workers

@@ -23,7 +23,7 @@ from conformance.judge.verdict import Result, Verdict, counted
 from conformance.process import FOREVER, OVER, Deadline
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, simplify
-from conformance.run.shrink.workers import ShrinkWorkers
+from conformance.run.shrink.workers import Runners
 from conformance.run.signature import Signature
 from conformance.suite.relations import relation
 
@@ -51,7 +51,7 @@ class Search:
         *,
         deadline: Deadline = FOREVER,
         progress: Callable[[str], None] = lambda _: None,
-        workers: ShrinkWorkers | None = None,
+        workers: Runners | None = None,
     ) -> None:
         self._progress, self._nodes, self._whole = progress, nodes, deadline
         first = deadline.within((1 - SPLITTING) * deadline.left())

@@ -41,6 +41,7 @@ from conformance.run.shrink import size
 from .cases import CasePath, read_cases, read_with
 from .options import (
     BUDGET,
+    JOBS,
     ExistingFile,
     File,
     Folder,
@@ -63,6 +64,7 @@ from .reports import missing_in, outcome_of
 @click.option("--write-baseline", "new", type=File, metavar="FILE", help="Write known causes; keep existing reasons.")
 @click.option("-o", "--output", "folder", type=Folder, metavar="DIR", help="Write a bug report for each cause.")
 @BUDGET.click(default="30m", show_default=True, help="Maximum time per backend.")
+@JOBS.click(help="Run experiments in N processes at a time; default: 2, or 1 on one core.")
 @click.option("--no-confirm", is_flag=True, help="Skip reproducing each failure in a fresh process.")
 @json_option
 @isolation
@@ -73,6 +75,7 @@ def triage(
     new: Path | None,
     folder: Path | None,
     budget: float,
+    jobs: int | None,
     no_confirm: bool,
     json_path: Path | None,
     isolation: Isolation,
@@ -99,8 +102,9 @@ def triage(
     specs = backends_of(path, sorted(failing_backends(results)), ["conform", "triage", str(path)], backends)
     say = partial(line, err=True)
     found = analyse(
-        results, specs, isolation=isolation, seconds=budget, again=not no_confirm, folder=folder, progress=say
-    )
+        results, specs, isolation=isolation, seconds=budget, jobs=jobs, again=not no_confirm, folder=folder,
+        progress=say,
+    )  # fmt: skip
     results = assigned(results, found)
     for text in cause_lines(found):
         line(text)

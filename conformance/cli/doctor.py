@@ -19,7 +19,7 @@ from conformance.backend.registry import Spec
 from conformance.ggml.errors import BrokenError, ConformanceError, UnavailableError
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import counted
-from conformance.run.isolation.isolate import open_backend, pids
+from conformance.run.isolation.isolate import Workers, open_backend, pids
 
 from .options import config_option
 from .output import leave, line, table
@@ -44,7 +44,10 @@ def doctor() -> None:
     line("")
     table(extras, ["extra", "installed"])
     line("")
-    backends = [_backend(Spec(name)) for name in (*registry.names(), *registry.defined())]
+    workers = Workers()
+    workers.start(specs := [Spec(name) for name in (*registry.names(), *registry.defined())])
+    backends = [_backend(spec, workers) for spec in specs]
+    workers.close()
     table([row for row, _ in backends], ["backend", "device", "loads"], maxcolwidths=[None, 60, 80])
     for extra, lacks in missing.items():
         line(f"extra {extra} lacks {', '.join(lacks)}: pip install '{PACKAGE}[{extra}]'")
@@ -91,10 +94,10 @@ def _extras() -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
     return [], {}
 
 
-def _backend(spec: Spec) -> tuple[tuple[str, str, str], str]:
+def _backend(spec: Spec, workers: Workers) -> tuple[tuple[str, str, str], str]:
     """Return the row of a backend, and the reason if it is broken."""
     try:
-        with closing(open_backend(spec)) as backend:
+        with closing(open_backend(spec, workers)) as backend:
             info = backend.info()
             versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
             return (str(spec), f"{info.description} ({versions})", ", ".join(_folders(backend))), ""

@@ -91,14 +91,12 @@ def _backends(names: Sequence[str], json_path: Path | None) -> None:
     rows: list[Sequence[str]] = []
     document: dict[str, JSON] = {}
     defaults = [Spec(n) for n in registry.defaults()]
-    for spec in select.parse_specs(names or registry.names()):
+    for spec, about in select.probes(select.parse_specs(names or registry.names())).items():
         runs = spec in defaults
         default = "yes" if runs else "if named"
-        try:
-            about = select.probe(spec)
-        except UnavailableError as e:
-            rows.append((str(spec), default, "not available", str(e), ""))
-            document[str(spec)] = {"available": False, "default": runs, "reason": str(e)}
+        if isinstance(about, UnavailableError):
+            rows.append((str(spec), default, "not available", str(about), ""))
+            document[str(spec)] = {"available": False, "default": runs, "reason": str(about)}
             continue
         info, buffers = about.info, about.buffer_types
         versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())

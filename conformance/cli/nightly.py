@@ -14,11 +14,12 @@ from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.waivers import Waivers
 from conformance.nightly import Night, Options, held, share, steps, today, unfinished
+from conformance.process.memory import cores
 from conformance.run.session import settings
-from conformance.run.session.select import family_named
+from conformance.run.session.select import family_named, parse_specs
 from conformance.run.session.shard import Shard
 
-from .options import BACKEND, BUDGET, FAMILY, LEVEL, SEED, SHARD, Folder
+from .options import BACKEND, BUDGET, FAMILY, JOBS, LEVEL, SEED, SHARD, Folder, duration
 from .output import leave, line, table
 
 FOLDER = Path("nightly")
@@ -38,6 +39,9 @@ NAMES = [s.name for s in steps(Path(), Options(), 0, Path())]
 @SEED.click(help="Seed of generated cases; default: a new one.")
 @SHARD.click()
 @BUDGET.click(help="Time for fresh random cases: 90s, 30m, 2h.", default="15m", show_default=True)
+@JOBS.click()
+@click.option("--limit", type=duration, default="6h", show_default=True, metavar="TIME",
+              help="End a part after this time; the next start continues it.")  # fmt: skip
 @click.option("--against", metavar="NAME", help="Baseline backend of the performance gates.")
 @click.option("--continue", "resumes", is_flag=True, help="Continue an unfinished nightly of an earlier day.")
 def nightly(
@@ -49,6 +53,8 @@ def nightly(
     seed: int | None,
     shard: Shard,
     budget: float,
+    jobs: int | None,
+    limit: float,
     against: str | None,
     resumes: bool,
 ) -> None:
@@ -61,7 +67,7 @@ def nightly(
     if unknown := [n for n in names if n not in NAMES]:
         raise UsageError(f"--part {unknown[0]}: one of {', '.join(NAMES)} expected")
     tested = _check(families, [*(backends or registry.defaults()), *([against] if against else [])])
-    options = Options(level, tuple(backends), tuple(families), shard, budget, against)
+    options = Options(level, tuple(backends), tuple(families), shard, budget, against, jobs or cores(), limit)
     asked = options.to_json(tested)
     where = folder or (unfinished(FOLDER, asked, seed) if resumes else None) or FOLDER / today()
     try:
@@ -97,10 +103,7 @@ def _check(families: Sequence[str], backends: Sequence[str]) -> dict[Spec, Waive
     UsageError for an unknown family or backend or a malformed waiver file, instead of once per part.
     """
     found = settings.load(None)
-    specs = [Spec.parse(b) for b in dict.fromkeys(backends)]
-    for spec in specs:
-        if not registry.is_taken(registry.resolve(spec).name):
-            raise UsageError(f"--backend {spec}: is not installed; known: {', '.join(registry.names())}")
+    specs = parse_specs(backends)
     for f in families:
         family_named(f)
     waivers = found.waivers_of(specs, None)

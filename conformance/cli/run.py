@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,7 +19,7 @@ import click
 
 from conformance.backend.registry import Spec
 from conformance.campaign.executor import Executor, Pool
-from conformance.campaign.lanes import Lanes, devices_of, number, shares
+from conformance.campaign.lanes import Lanes, number, shares
 from conformance.campaign.pool import connect
 from conformance.case.case import Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
@@ -138,11 +138,13 @@ def run(
     say_seed(chosen)
     gating = chosen.shard == WHOLE and (chosen.is_whole_level or (bool(chosen.backends) and not chosen.only_fresh))
     shown = Shown(verbose is True, verbose is False, 1 if first else maxfail, budget or inf, workers, minutes, failed)
-    it = TestRun(chosen, journal=journal)
-    try:
-        leave(Execution(it, shown, gating=gating).run())
-    finally:
-        last_failed.write(it.results)
+    with _lanes(chosen, shown) as lanes:
+        it = TestRun(chosen, journal=journal)
+        try:
+            outcome = Execution(it, shown, gating=gating, lanes=lanes).run()
+        finally:
+            last_failed.write(it.results)
+    leave(outcome)
 
 
 @click.command()
@@ -170,6 +172,21 @@ def repro(file: Path, chosen: Chosen, debug: bool) -> None:
         for spec in chosen.specs:
             _wait_for_debugger(spec, pids(it.runner.backend(spec)))
     leave(execution.run())
+
+
+@contextmanager
+def _lanes(chosen: Chosen, shown: Shown) -> Iterator[Lanes | None]:
+    """Start the lanes of a run, before any backend opens; None if it needs none.
+
+    Raises as `Chosen.shared`.
+    """
+    endless = chosen.fresh and shown.budget < inf
+    n = 1 if shown.workers else number(chosen.jobs, sys.maxsize if endless else chosen.shared)
+    if n == 1:
+        yield None
+    else:
+        with closing(Lanes(n)) as lanes:
+            yield lanes
 
 
 def _only_failed(chosen: Chosen, failed: Mapping[str, Sequence[str]]) -> Chosen:
@@ -211,11 +228,14 @@ def _ops(files: Sequence[str]) -> list[Case]:
 class Execution:
     """Runs cases backend by backend, and prints results."""
 
-    def __init__(self, it: TestRun, shown: Shown, *, gating: bool) -> None:
-        """Register the requested cases. UnavailableError if a named backend is not available."""
+    def __init__(self, it: TestRun, shown: Shown, *, gating: bool, lanes: Lanes | None = None) -> None:
+        """Register the requested cases; `lanes` run them.
+
+        UnavailableError if a named backend is not available.
+        """
         if it.chosen.lacking and it.chosen.backends:
             raise UnavailableError(missing_backends(it.chosen.lacking))
-        self._run, self._shown = it, shown
+        self._run, self._shown, self._lanes = it, shown, lanes
         first = shown.first or {}
         self._chosen: dict[Spec, list[Case | str]] = {
             s: _first(it.chosen.cases_of(s), frozenset(first.get(str(s), ()))) for s in it.chosen.specs
@@ -274,12 +294,11 @@ class Execution:
         chosen = self._run.chosen
         if self._shown.workers:
             return connect(self._shown.workers)
-        shared = sum(shares(c) for cases in self._chosen.values() for c in cases)
-        n = number(chosen.jobs, sys.maxsize if chosen.fresh and self._shown.budget < inf else shared)
-        if n == 1:
+        if self._lanes is None:
             return nullcontext()
         chosen.workers.close()  # of the processes that were opened to see which backends this machine has
-        return closing(Lanes(devices_of([*chosen.specs, *filter(None, [chosen.base])], n)))
+        self._lanes.share_devices([*chosen.specs, *filter(None, [chosen.base])])
+        return closing(self._lanes)
 
     def _rounds(self) -> Iterator[Mapping[Spec, Sequence[Case | str]]]:
         """Yield the requested cases, then rounds of fresh ones until the budget is used."""
@@ -327,7 +346,8 @@ class Execution:
             it, say = self._run, partial(line, err=True)
             specs = {str(s): s for s in self._chosen}
             seconds = 60 * self._shown.minutes
-            it.explain(analyse(it.results, specs, isolation=it.chosen.isolation, seconds=seconds, progress=say))
+            isolation, jobs = it.chosen.isolation, it.chosen.jobs
+            it.explain(analyse(it.results, specs, isolation=isolation, seconds=seconds, jobs=jobs, progress=say))
 
     def _backend(self, spec: Spec, cases: Sequence[Case | str], then: str, *, tell: bool) -> None:
         """Run the cases of a backend in order; return how it ended.

@@ -176,6 +176,22 @@ def test_no_poison_is_named_when_time_is_up(simulate: Callable[[Rule], Process])
     assert sorted(set(words)) == [f"0 of {n}" for n in (1, 10, *range(2, 10))]
 
 
+def test_what_is_found_does_not_depend_on_the_number_of_jobs(simulate: Callable[[Rule], Process]) -> None:
+    """Steady, poisoned and deadly failures are told apart alike, in the same order, one or several at a time."""
+
+    def rule(ids: Sequence[str]) -> Verdict:
+        n = int(ids[-1])
+        if n % 7 == 3:
+            return Verdict.CRASH
+        return Verdict.FAIL if n % 11 == 5 or (n == 86 and "82" in ids) else Verdict.PASS
+
+    simulate(rule)
+    results = [made(i, rule(IDS[: int(i) + 1])) for i in IDS[:100]]
+    one, several = (confirm(SPEC, results, jobs=n) for n in (1, 3))
+    assert list(one.items()) == list(several.items())
+    assert {s.words for s in one.values()} >= {ALWAYS, "after 82"}
+
+
 def test_ran_before(simulate: Callable[[Rule], Process]) -> None:
     """A new process starts after a case that ended the one before, waived or not.
 

@@ -54,6 +54,18 @@ def grouped(run_file: Path) -> Path:
     return path
 
 
+def test_causes_do_not_depend_on_the_number_of_jobs(run_file: Path) -> None:
+    """One experiment at a time and three find the same rules, with the same smallest cases, confirmed alike."""
+    each = []
+    for n in (1, 3):
+        path = run_file.with_name(f"jobs-{n}.json")
+        done = invoke("triage", run_file, "--json", path, "--jobs", n)
+        assert done.exit_code == 1, done.output
+        each.append((json.loads(path.read_text())["causes"], done.stdout))
+    assert each[0][0]
+    assert each[0] == each[1]
+
+
 def test_failures_become_causes(grouped: Path) -> None:
     """Each failing result names its cause, which has the case, a sentence, and a folder with the proof."""
     document = json.loads(grouped.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -43,6 +44,7 @@ PROGRAMS = {
     "child": "import subprocess; (folder / 'pid').write_text(str(subprocess.Popen(['sleep', '600']).pid)); write()",
     "page": "(folder / 'page').mkdir(exist_ok=True); (folder / 'page' / 'index.html').touch(); sys.exit(1)",
     "no-page": "sys.exit(1)",
+    "endless": "import time; time.sleep(600)",
 }
 
 
@@ -118,6 +120,27 @@ def test_nothing_stays_behind_a_part(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_part_ends_in_its_time(tmp_path: Path) -> None:
+    """One that takes longer is ended and is not finished; the next part runs, and the outcome says so."""
+    endless, fine = _steps(tmp_path, "endless", "fine")
+    night = Night.begin(tmp_path, {}, None, resumes=False)
+    night.run([replace(endless, limit=1.0), fine], lambda _: None)
+    assert night.done["endless"].why is Why.TIME_LIMIT
+    assert night.done["endless"].says == "ended after 1.0 s (--limit); the next start continues it"
+    assert night.done["fine"].why is None
+    assert night.outcome([endless, fine]).exit_code is Exit.INCOMPLETE
+
+
+def test_parts_that_run_cases_use_lanes_and_each_part_has_a_limit() -> None:
+    """`--jobs` and `--limit` reach every part concerned, and the same night may go on with others."""
+    every = steps(Path(), Options(jobs=3, limit=60.0), 1, Path())
+    for step in every:
+        words = list(step.words)
+        assert step.limit == 60.0
+        assert (words[words.index("--jobs") + 1] if words[0] == "run" else "3") == "3"
+    assert Options(jobs=3, limit=60.0).to_json() == Options(jobs=1, limit=1.0).to_json()
+
+
 def _conform(*words: str) -> Result:
     return CliRunner().invoke(main, ["nightly", *words])
 
@@ -125,7 +148,7 @@ def _conform(*words: str) -> Result:
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command line whose parts end at once and write nothing."""
-    monkeypatch.setattr(nightly, "run", lambda _words, log: log.touch() or 0)
+    monkeypatch.setattr(nightly, "run", lambda _words, log, _limit: log.touch() or 0)
 
 
 @pytest.mark.usefixtures("silent")
@@ -189,7 +212,7 @@ def test_shards_share_the_parts() -> None:
     [
         (["--part", "nope"], "--part nope: one of conformance, seeded"),
         (["--shard", "3/2"], "--shard '3/2'"),
-        (["--backend", "nope"], "--backend nope: is not installed; known: "),
+        (["--backend", "nope"], "backend 'nope' is not installed; known: "),
         (["--family", "nope"], "family 'nope' is unknown"),
         (["--level", "nope"], "'nope' is not one of"),
         (["parts.toml"], "unexpected extra argument"),

@@ -26,7 +26,7 @@ from conformance.process import Deadline
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
 from conformance.run.shrink import Shrunk, _Search, measure, shrink, simplify
-from conformance.run.shrink.workers import ShrinkWorkers
+from conformance.run.shrink.workers import Runners
 from conformance.run.signature import signature_of
 
 SPEC = Spec("planted")
@@ -208,7 +208,7 @@ def test_candidates_that_run_ahead_change_nothing(runner: Runner, fault: str) ->
     runners = [Runner(), Runner(), Runner()]
     for r in runners:
         r._backends[SPEC] = Planted(fault)
-    beside = ShrinkWorkers(runners)
+    beside = Runners(runners)
     found = shrink(runner, SPEC, build(TRAJECTORY), deadline=Deadline.after(100), workers=beside)
     beside.close()
     assert (measure(found.case), found.tried, found.finished) == (measure(alone.case), alone.tried, True)
@@ -217,7 +217,7 @@ def test_candidates_that_run_ahead_change_nothing(runner: Runner, fault: str) ->
 
 def test_an_error_in_a_lane_is_no_answer() -> None:
     """What is raised where a candidate runs reaches the caller, and the workers go on."""
-    beside = ShrinkWorkers([Runner(), Runner()])
+    beside = Runners([Runner(), Runner()])
     for _ in range(2):
         found = beside.ahead(lambda _, item: 6 // item, [3, 2, 0, 1])
         assert [next(found), next(found)] == [(3, 2), (2, 3)]

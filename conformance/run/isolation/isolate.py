@@ -197,6 +197,13 @@ class Workers:
             raise BackendTimeoutError(f"{doing}: the time of the run is over", words="no answer")
         return deadline if opens else now
 
+    def start(self, specs: Sequence[Spec]) -> None:
+        """Start a process for each backend, to open them at the same time; `take` raises errors."""
+        for spec in specs:
+            with suppress(ConformanceError):
+                if not runs_here(spec):
+                    self._waiting.setdefault(spec, []).append(_Process(spec, self))
+
     def take(self, spec: Spec) -> _Process:
         """Return a process whose backend is open; ConformanceError as for `_Process.ready`."""
         self.timely(f"{spec}: opening the backend", self.isolation.until)
@@ -204,8 +211,8 @@ class Workers:
         waiting = self._waiting.setdefault(spec, [])
         while waiting and process is None:
             found = waiting.pop()
-            if found.worker.lives():  # it may have died while idle
-                with suppress(ConformanceError):
+            if not found.hello or found.worker.lives():  # it may have died while idle
+                with suppress(BackendCrashError, BackendTimeoutError):
                     process = found.ready()
         process = process or self._opened(spec)
         if self._ahead and known and not waiting:

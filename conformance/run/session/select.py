@@ -163,8 +163,15 @@ def lacking(families: Sequence[str]) -> dict[str, str]:
 
 
 def parse_specs(texts: Sequence[str]) -> list[Spec]:
-    """Parse the user's backends, each once, or the default ones; UsageError if malformed."""
-    return list(dict.fromkeys(map(Spec.parse, texts))) or [Spec(n) for n in registry.defaults()]
+    """Parse the user's backends, each once, or the default ones.
+
+    UsageError if one is malformed or not installed.
+    """
+    specs = list(dict.fromkeys(map(Spec.parse, texts))) or [Spec(n) for n in registry.defaults()]
+    for name in (resolve(s).name for s in specs):
+        if not registry.is_provided(name):
+            registry.entry_of(name)
+    return specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +201,35 @@ def probe(spec: Spec, workers: Workers | None = None) -> Probe:
         raise UnavailableError(f"could not be started: {e}") from e
 
 
+def probes(specs: Sequence[Spec], workers: Workers | None = None) -> dict[Spec, Probe | UnavailableError]:
+    """Return spec -> `probe`, or why this machine lacks it; the backends open at the same time.
+
+    UsageError as `probe`.
+    """
+    found: dict[Spec, Probe | UnavailableError] = {}
+    here = workers or Workers()
+    try:
+        here.start(specs)
+        for spec in specs:
+            try:
+                found[spec] = probe(spec, here)
+            except UnavailableError as e:
+                found[spec] = e
+    finally:
+        if workers is None:
+            here.close()
+    return found
+
+
 def available(specs: Sequence[Spec], workers: Workers | None = None) -> tuple[list[Spec], dict[Spec, UnavailableError]]:
     """Return the backends that this machine has, and why it lacks the others; raises as `probe`."""
     have: list[Spec] = []
     lack: dict[Spec, UnavailableError] = {}
-    for spec in specs:
-        try:
-            probe(spec, workers)
-        except UnavailableError as e:
-            lack[spec] = e
-        else:
+    for spec, about in probes(specs, workers).items():
+        if isinstance(about, Probe):
             have.append(spec)
+        else:
+            lack[spec] = about
     return have, lack
 
 

@@ -31,7 +31,7 @@ from conformance.run.signature import Signature, signature_of
 
 from . import cuts, simplify
 from .cuts import Recorded, record
-from .workers import ShrinkWorkers
+from .workers import Runners
 
 SECONDS = 120.0
 """Seconds to shrink a case if no deadline is given."""
@@ -76,7 +76,7 @@ def shrink(
     deadline: Deadline | None = None,
     accept: Callable[[Case, Result], bool] = lambda _case, _result: True,
     progress: Callable[[str], None] = lambda _: None,
-    workers: ShrinkWorkers | None = None,
+    workers: Runners | None = None,
 ) -> Shrunk:
     """Return the smallest case found that fails on `spec` as `case` does.
 
@@ -117,7 +117,7 @@ class _Search:
         result: Result,
         deadline: Deadline,
         accept: Callable[[Case, Result], bool],
-        workers: ShrinkWorkers | None,
+        workers: Runners | None,
     ) -> None:
         self.case, self.result = case, result  # the smallest so far
         self.tried = 0

@@ -1,4 +1,4 @@
-"""Run candidates in parallel, each in its own worker process."""
+"""Run experiments in parallel, each in its own worker process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from conformance.run.runner import Runner
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 MOST = 2
-"""Maximum number of workers; libraries also have their own threads."""
+"""Maximum number of runners by default; libraries also have their own threads."""
 
 
-class ShrinkWorkers:
-    """Runners in parallel; a thread waits for each, and the backend computes in its own process."""
+class Runners:
+    """Runners in parallel: a thread for each, and the backend in its own process."""
 
     def __init__(self, runners: Iterable[Runner]) -> None:
         self._runners = list(runners)
@@ -69,7 +69,15 @@ class ShrinkWorkers:
             self._free.put(runner)
 
 
-def shrink_workers(spec: Spec, make: Callable[[], Runner]) -> ShrinkWorkers | None:
-    """Return a worker per processor, at most `MOST`; None for one processor, or no isolation."""
-    n = min(MOST, cores())
-    return ShrinkWorkers(make() for _ in range(n)) if n > 1 and not runs_here(spec) else None
+def how_many(spec: Spec, jobs: int | None) -> int:
+    """Return the number of runners: `jobs`, or one per processor, at most `MOST`.
+
+    It is 1 for a backend in this process.
+    """
+    return 1 if runs_here(spec) else jobs or min(MOST, cores())
+
+
+def runners_of(spec: Spec, make: Callable[[], Runner], jobs: int | None = None) -> Runners | None:
+    """Return `how_many` runners; None for one, which runs no experiment in advance."""
+    n = how_many(spec, jobs)
+    return Runners(make() for _ in range(n)) if n > 1 else None
