@@ -119,7 +119,7 @@ class Chosen:
     waivers_path: Path | None = None
     """Waiver file of the only backend; None for the waivers of the settings."""
     only: Mapping[str, Sequence[str]] | None = None
-    """Backend -> ids of the chosen cases to run; backends that are not listed run none.
+    """Backend -> ids of the chosen cases to run, in this order; backends that are not listed run none.
 
     None for all."""
     exact: bool = False
@@ -247,8 +247,8 @@ class Chosen:
         every: list[Case | str] = [*self.own_cases, *self.ids.get(spec, ())]
         if self.only is None:
             return every
-        only = frozenset(self.only.get(str(spec), ()))
-        return [c for c in every if case_name(c) in only]
+        turn = {i: n for n, i in enumerate(self.only.get(str(spec), ()))}
+        return sorted((c for c in every if case_name(c) in turn), key=lambda c: turn[case_name(c)])
 
     def to_json(self) -> dict[str, JSON]:
         """Return the selection as in the record of a run."""
