@@ -100,7 +100,7 @@ function changedCode() {
       h("h3", null, "What changed"),
       h("p", null, `${c.name} against ${c.against}${range}`, c.note ? h("div", { class: "quiet" }, c.note) : ""),
       rows.length ? scroller("Changed code", h("table", { class: "plain changed" },
-        h("thead", null, h("tr", null, ["changed", "", "cases", "ran", "failing"].map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x)))),
+        h("thead", null, h("tr", null, ["changed", "", "cases", "runs", "failing"].map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x)))),
         h("tbody", null, rows.slice(0, CODE).map((r) => h("tr", null,
           h("th", { scope: "row" }, r.name), h("td", null, `${r.is_new ? "new " : ""}${r.kind}`),
           r.is_shared ? h("td", { class: "number", colspan: "3" }, "all cases") : [r.cases, r.tested].map((n) => h("td", { class: "number" }, count(n))),
