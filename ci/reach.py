@@ -1,4 +1,6 @@
-"""Writes `conformance/builds/reach.json.xz`: which functions of ggml each case of `standard` reaches on the CPU.
+"""Writes `conformance/builds/reach.json.xz`: the functions that each case reaches.
+
+Cases are those of `standard`.
 
 Run `python ci/reach.py` for a new pinned wheel; it needs `cc`, x86-64 and a quarter of an hour. A breakpoint at the
 entry of each function is removed when it is hit and set again before the next case, so cases run at full speed. The

@@ -119,7 +119,7 @@ class Chosen:
     waivers_path: Path | None = None
     """Waiver file of the only backend; None for the waivers of the settings."""
     only: Mapping[str, Sequence[str]] | None = None
-    """Backend -> ids of the chosen cases to run, in this order; backends that are not listed run none.
+    """Backend -> ids of the chosen cases to run, in this order; others run none.
 
     None for all."""
     exact: bool = False

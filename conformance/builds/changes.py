@@ -1,4 +1,4 @@
-"""The changes between two builds as people read them: what code, which cases reach it, which interface."""
+"""Changes between two builds for people: code, the cases that reach it, interface."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Change(Struct, frozen=True, kw_only=True):
     kind: str
     """Member of `KINDS`."""
     name: str
-    """As `code.shown`."""
+    """Its name, as `code.shown` returns it."""
     is_new: bool = False
     is_shared: bool = False
     """True if so many cases reach it that a case per op shows it."""
@@ -43,7 +43,7 @@ class Changes(Struct, frozen=True, kw_only=True):
 
     rows: list[Change] = []
     interface: dict[str, list[str]] = {}
-    """What programs that use the build depend on, such as `exported symbols` -> differences."""
+    """Kind of item on which programs depend, such as `exported symbols` -> differences."""
     totals: dict[str, int] = {}
     """Kind -> number in the new build."""
     note: str = ""

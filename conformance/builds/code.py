@@ -1,4 +1,4 @@
-"""Digests of the functions of a library that do not depend on addresses, line numbers or paths.
+"""Digests of a library's functions, independent of addresses, line numbers and paths.
 
 Each function is disassembled; a target of a call or jump becomes its symbol, a constant its bytes, a branch the index
 of an instruction. Padding, line numbers passed to `ggml_abort`, folders in texts and the numbers of ops are left out.
@@ -24,7 +24,7 @@ _FILES = re.compile(r"ggml|gguf|quants|repack|\bops\.|^vec\.|sgemm|traits|amx|^m
 _FOREIGN = re.compile(
     r"_ZN?K?S[tabsiod]|_ZG|_ZT|_ZN?K?9__gnu_cxx|_ZN?K?8nlohmann|_GLOBAL_|_ZL?[0-9]+(?:__[Pp]yx|clip_|common_)"
 )
-"""Pattern for library templates, virtual tables and initialisers, which no case can be chosen for."""
+"""Pattern for library templates, virtual tables and initialisers, which no case selects."""
 _CALLERS = ("llama_", "common_", "clip_", "mtmd_", "llm_")
 """Beginnings of names of llama.cpp's own functions."""
 _IDENTIFIER = re.compile(r"[0-9]+(?=[A-Za-z_])")
@@ -51,7 +51,7 @@ def folded(name: str) -> str:
 
 
 def is_own(symbol: Symbol) -> bool:
-    """Return True for a function of ggml; its parameters do not decide, since llama.cpp's take tensors, too."""
+    """Return True for a function of ggml, by its name without parameters, or its file."""
     if _FOREIGN.match(symbol.name):
         return False
     path = scope(symbol.name)
@@ -61,7 +61,7 @@ def is_own(symbol: Symbol) -> bool:
 
 
 def scope(name: str) -> list[str]:
-    """Return the identifiers of a symbol up to template arguments or parameters, outermost first."""
+    """Return a symbol's identifiers up to template arguments or parameters, outermost first."""
     if name[:2] != "_Z":
         return [name]
     found: list[str] = []
@@ -98,7 +98,7 @@ _RETURNED = re.compile(r"^(?!vtable )(?:static )?[\w*:]+ (?=\w)")
 
 
 def _demangled(name: str) -> str:
-    """Return what the C++ library says about a mangled name; empty if it is not there or does not know."""
+    """Return a mangled name as the C++ library shows it; empty if it cannot."""
     demangle = _demangler()
     if demangle is None:
         return ""

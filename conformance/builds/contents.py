@@ -1,4 +1,4 @@
-"""What a library contains, as digests: functions, shaders, sources, symbols, ops, types, keys.
+"""Digests of a library's contents: functions, shaders, sources, symbols, ops, types, keys.
 
 The library is not loaded. The result is cached by the digest of the file.
 """
@@ -37,7 +37,7 @@ _PUBLIC = re.compile(
 )
 """Structs that callers allocate or read."""
 _MOST_DEBUGGING = 8 << 20
-"""Maximum bytes of debugging information that is read: that of a wheel's other libraries would take seconds."""
+"""Maximum bytes of debugging information that is read, since more would take seconds."""
 _STRUCTS = ("ggml_tensor", "llama_context_params")
 """Structs after which no further translation unit is read."""
 _TABLE = re.compile(r"^(?!_ZTI).*(?:traits|_ZTVN4ggml|interface|kernels|_i$)")
@@ -45,7 +45,7 @@ _TABLE = re.compile(r"^(?!_ZTI).*(?:traits|_ZTVN4ggml|interface|kernels|_i$)")
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What a library contains; each digest is of something without addresses, lines and folders."""
+    """Contents of a library; no digest depends on addresses, lines or folders."""
 
     machine: str
     compilers: list[str]
@@ -141,7 +141,7 @@ def _names(image: Image, name: str) -> list[str]:
 
 
 def _types(image: Image) -> dict[str, int]:
-    """Return the numbers of types, from the array `type_traits`, whose elements begin with the name."""
+    """Return the numbers of types, from the array `type_traits` of names and sizes."""
     s = _object(image, "type_traits")
     if s is None:
         return {}
@@ -203,7 +203,7 @@ def _module(data: bytes) -> str:
 
 
 def _sources(data: bytes) -> Iterator[tuple[str, str]]:
-    """Yield name and digest of each kernel in texts of OpenCL or Metal; what precedes the first belongs to all."""
+    """Yield name and digest of each OpenCL or Metal kernel; a text's beginning belongs to all."""
     for text in _TEXT.finditer(data):
         kernels = list(_KERNEL.finditer(text[0]))
         ends = [*(k.start() for k in kernels[1:]), len(text[0])][: len(kernels)]
@@ -212,7 +212,7 @@ def _sources(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _debugging(image: Image) -> tuple[list[str], dict[str, list[str]]]:
-    """Return compilers with their options, and the structs of ggml.h and llama.h, as far as they are described."""
+    """Return compilers with their options, and structs of ggml.h and llama.h, if described."""
     compilers: set[str] = set()
     found: dict[str, list[str]] = {}
     if not 0 < image.size(".debug_info") <= _MOST_DEBUGGING:

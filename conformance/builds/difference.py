@@ -1,4 +1,4 @@
-"""What differs between two builds: functions, shaders, sources, and the binary interface."""
+"""Differences between two builds: functions, shaders, sources, and the binary interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .contents import Contents, contents_of, differing
 from .source import libraries
 
 MOST = 0.5
-"""Share of changed functions above which the compiler or its options differ, whatever the libraries say."""
+"""Share of changed functions above which the compiler or its options differ."""
 LEAST = 20
 """Fewest functions for such a judgement."""
 _OWN = re.compile(r"ggml|llama")

@@ -1,4 +1,4 @@
-"""Read an ELF library without loading it: sections, symbols, relocations, constants by address."""
+"""Read an ELF library without loading it: sections, symbols, relocations, constants."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SETUPS: Mapping[str, re.Pattern[str]] = {
 }
 """Options of the adapter `ggml` -> the cases that are measured with them."""
 SHARED, MOST = 0.25, 0.9
-"""Shares of the ops, and of the cases, above which a function belongs to none of them: one case per op shows it."""
+"""Shares of ops, and of cases, above which a function is shared: a case per op shows it."""
 FEW = 8
 """Fewest ops for such a share."""
 _KEY = re.compile(r"[^-(@]*(?:-[^-(@,=]*)?")
@@ -50,7 +50,7 @@ ALIASES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """What changed code means for cases."""
+    """The cases that changed code concerns."""
 
     cases: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Function or shader -> the cases that reach it, most telling first; without `shared` ones."""
@@ -65,7 +65,7 @@ class Impact:
         return {i for ids in self.cases.values() for i in ids}
 
     def first(self) -> list[str]:
-        """Return `reached` in the order in which they run: a case of each function, then another one of each.
+        """Return `reached` in running order: a case of each function, then another of each.
 
         Functions of few cases come first, since the others get more of the time anyway.
         """
@@ -114,7 +114,7 @@ def measured(setup: str = "") -> Reach:
 
 
 def code_of(found: Difference, options: Mapping[str, str]) -> tuple[list[str], str]:
-    """Return the changed code that a backend with these options can run, and its setup of `SETUPS`.
+    """Return the changed code that a backend can run, and its setup of `SETUPS`.
 
     That is functions on the CPU; elsewhere shaders, kernels in text, and functions that the CPU's library lacks.
     """
@@ -127,7 +127,7 @@ def code_of(found: Difference, options: Mapping[str, str]) -> tuple[list[str], s
 
 
 def impact(changed: Iterable[str], ids: Sequence[str], setup: str = "") -> Impact:
-    """Return which of `ids` reach changed functions, shaders and kernels, in a setup of `SETUPS`.
+    """Return which of `ids` reach changed code in a setup of `SETUPS`.
 
     The order of `ids` is kept.
     """
@@ -170,7 +170,7 @@ class _Named:
                 self._of[_OP.sub("", rest.partition("-")[0]).lower()].append(i)
 
     def of(self, text: str) -> list[str]:
-        """Return the cases of the ops that a name has; with a quantised type in it, those of the type."""
+        """Return the cases of the ops in a name, and of the quantised types if it has any."""
         words = _WORDS.findall(text.lower().replace("kernel_", ""))
         ops = dict.fromkeys(self._ops(words))
         found = [i for op in ops for i in self._of[op]]

@@ -190,7 +190,7 @@ class Builds(Struct, frozen=True):
     against: Named | None = None
     devices: list[Setup] = []
     changes: Changes | None = None
-    """What differs between the builds, and the cases that ran of what reaches it."""
+    """Differences between the builds, with the cases that ran of them."""
 
 
 class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):

@@ -95,7 +95,10 @@ def plan(
 
 
 def _changed(targets: Sequence[Target], changed: Mapping[str, Sequence[str]], *, models: bool) -> Iterator[Sweep]:
-    """Yield the cases of changed code, one case of each other op, and what takes a minute; nothing if none changed."""
+    """Yield the cases of changed code, a case of each other op, and what takes a minute.
+
+    Nothing if no case reaches changed code.
+    """
     if not any(changed.values()):
         return
     for t in targets:
@@ -117,7 +120,7 @@ def _changed(targets: Sequence[Target], changed: Mapping[str, Sequence[str]], *,
 
 
 def ids_of(targets: Sequence[Target], level: Level) -> dict[Spec, list[str]]:
-    """Return the cases of each target's backend, single ops first, each kind in the order of `spread`."""
+    """Return the cases of each target, single ops first, each kind in the order of `spread`."""
     rest = [f.name for f in by_default() if f.name not in SMALL]
     small, large = (spread(case_ids(families, (), level)) for families in (SMALL, rest))
     return {
@@ -200,7 +203,7 @@ class Release:
     learning: float = 0.0
     """Maximum share of the time for that."""
     impacted: Impacted | None = None
-    """What differs between the builds; None without a base, or if their libraries could not be compared."""
+    """Differences between the builds; None without a base, or if they cannot be compared."""
     notes: dict[str, str] = field(default_factory=dict)
     """Target -> a note on its rounding."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -383,7 +386,7 @@ class Release:
         )
 
     def changes(self) -> list[str]:
-        """Return what differs between the builds, and what ran of it, as lines; none if that is unknown."""
+        """Return lines on the differences between the builds, and the cases that ran of them."""
         return [] if self.impacted is None else list(self.impacted.lines([self.results(t) for t in self.targets]))
 
     def to_json(self) -> dict[str, JSON]:

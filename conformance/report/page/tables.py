@@ -182,7 +182,7 @@ def builds(runs: Runs) -> list[JSON]:
 
 
 def changed_code(runs: Runs) -> list[JSON]:
-    """Return what differs between the builds of each `conform build test --against`, the newest first."""
+    """Return the changes of each `conform build test --against`, the newest first."""
     return [
         {
             "name": of.build.name,

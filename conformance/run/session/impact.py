@@ -1,4 +1,4 @@
-"""What differs between two builds, and which cases of a run can show it."""
+"""Differences between two builds, and the cases of a run that can show them."""
 
 from __future__ import annotations
 

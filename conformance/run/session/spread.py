@@ -1,4 +1,4 @@
-"""The order of cases under a time limit: each op gets its share, cases with something new first."""
+"""Order cases for a time limit: each op gets its share, cases with something new first."""
 
 from __future__ import annotations
 
