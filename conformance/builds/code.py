@@ -39,6 +39,8 @@ _HASH_ADDRESS = re.compile(r"#(0x[0-9a-f]+)$")
 _PAGED = re.compile(r"\[(x[0-9]+)(?:, #(0x[0-9a-f]+|[0-9]+))?\]$")
 _ADDED = re.compile(r"(x[0-9]+), (x[0-9]+), #(0x[0-9a-f]+|[0-9]+)$")
 _PADDING = frozenset({"nop", "endbr64", "int3", "bti", "hint", "udf"})
+_KEPT = frozenset(f"x{n}" for n in range(19, 29))
+"""Registers of aarch64 that calls preserve."""
 _NEAR = 16
 """Instructions between a line number and the call that takes it."""
 _LARGEST = 1 << 16
@@ -205,7 +207,7 @@ class Code:
             register, _, page = operands.partition(", #")
             if word == "adr":
                 return f"adr {register} {self.name(int(page, 0), 0)}"
-            pages[register] = int(page, 0)
+            pages[register] = pages[f"last {register}"] = int(page, 0)
             return f"adrp {register}"
         if (word[0] == "b" or word in ("cbz", "cbnz", "tbz", "tbnz")) and (m := _HASH_ADDRESS.search(operands)):
             return f"{word} {operands[: m.start()]}{self._target(int(m[1], 0), start, end, index)}"
@@ -213,13 +215,22 @@ class Code:
             name = self.name(pages[m[2]] + int(m[3], 0), 0)
             pages.pop(m[1], None)
             return f"add {m[1]}, {name}"
-        if (m := _PAGED.search(operands)) and m[1] in pages:
+        if m := _PAGED.search(operands):
             width = {"q": 16, "d": 8, "x": 8, "s": 4, "w": 4}.get(operands[0], 0)
-            name = self.name(pages[m[1]] + int(m[2] or "0", 0), width)
-            operands = f"{operands[: m.start()]}{name}"
+            page, far = pages.get(m[1]), int(m[2] or "0", 0)
+            # a register that one path restored still holds its page on another one
+            if page is None and m[1] in _KEPT and self._is_slot(pages.get(f"last {m[1]}", -far) + far):
+                page = pages[f"last {m[1]}"]
+            if page is not None:
+                operands = f"{operands[: m.start()]}{self.name(page + far, width)}"
         if word[:2] != "st":
             pages.pop(operands.partition(",")[0], None)
         return f"{word} {operands}"
+
+    def _is_slot(self, address: int) -> bool:
+        """Return True for a slot of the global offset table."""
+        section = self._image.section(address)
+        return section is not None and section.name.startswith(".got") and address in self._image.relocations
 
     def _target(self, to: int, start: int, end: int, index: Mapping[int, str]) -> str:
         return index.get(to, "?") if start <= to < end else self.name(to, 0)

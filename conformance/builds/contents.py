@@ -21,7 +21,7 @@ from .archive import cache, digest
 from .code import functions, is_own, plain
 from .elf import OBJECT, Image, Symbol
 
-VERSION = 2
+VERSION = 3
 """Number of the method; another one finds nothing in the cache."""
 _MAGIC = b"\x03\x02\x23\x07"
 """First word of a SPIR-V module."""
