@@ -20,7 +20,7 @@ import pytest
 
 from conformance.backend.registry import Spec, resolve
 from conformance.campaign.executor import Executor
-from conformance.campaign.lanes import Lanes, number, shares
+from conformance.campaign.lanes import Lanes, number, pairs_of, shares
 from conformance.cli import options
 from conformance.ggml.errors import BackendCrashError, CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable, printable_lines
@@ -66,7 +66,7 @@ class Suite:
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
         self._is_alone = self.is_worker or self.is_shared or config.getoption("perf")
         self._ends = ExitStack()
-        n = 1 if self._is_alone or config.option.collectonly else number(self.chosen.jobs, self.chosen.shared)
+        n = 1 if self._is_alone or config.option.collectonly else number(self.chosen.jobs, pairs_of(self.chosen))
         self._started = None if n == 1 else self._ends.enter_context(closing(Lanes(n)))
         """Lanes, which import while this process opens the backends and collects."""
         try:
@@ -101,7 +101,7 @@ class Suite:
         it = self.chosen
         if it.backends or it.shard != WHOLE or self.deselected or not it.is_whole_level:
             return bool(it.backends) and it.shard == WHOLE
-        return all(len(self.planned.get(s, ())) >= it.listed(s) for s in it.specs)
+        return all(len(self.planned.get(s, ())) >= len(it.level_ids.get(it.levels[s], ())) for s in it.specs)
 
     @cached_property
     def keys(self) -> list[Key]:

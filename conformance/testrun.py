@@ -30,7 +30,7 @@ from conformance.report.runfile import Selection, record, write_json
 from conformance.report.runs import read_runs
 from conformance.report.scope import Scope, scopes
 from conformance.run.isolation.isolate import Isolation, Workers
-from conformance.run.live import is_live, is_timed
+from conformance.run.live import is_live
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.session import expected
@@ -142,7 +142,7 @@ class Chosen:
     waivers_path: Path | None = None
     """Waiver file of the only backend; None for the waivers of the settings."""
     only: Mapping[str, Sequence[str]] | None = None
-    """Backend -> ids of the chosen cases to run; backends that are not listed run none.
+    """Backend -> ids of the chosen cases to run, in this order; others run none.
 
     None for all."""
     exact: bool = False
@@ -177,7 +177,12 @@ class Chosen:
 
     @cached_property
     def _chosen(self) -> tuple[list[Spec], dict[Spec, UnavailableError]]:
-        self._check()
+        # the selection is checked before a backend opens
+        if self.against is not None and not Path(self.against).is_file():
+            expect_backend("--against", self.against)
+        if self.waivers_path is not None:
+            read_waivers(self.waivers_path)
+        _ = self.level_ids, self.new.round(0)
         if self.elsewhere and self.backends:
             return self.asked, {}
         return choose(self.backends, self.stage, self.workers)
@@ -186,14 +191,6 @@ class Chosen:
     def asked(self) -> list[Spec]:
         """The backends that the user named, or the default ones; UsageError if one is not installed."""
         return parse_specs(self.backends)
-
-    def _check(self) -> None:
-        """Check the selection before a backend opens; raises as the properties below."""
-        if self.against is not None and not Path(self.against).is_file():
-            parse_specs([self.against])
-        if self.waivers_path is not None:
-            read_waivers(self.waivers_path)
-        _ = self._ids, self.new.round(0)
 
     @cached_property
     def base(self) -> Spec | None:
@@ -205,7 +202,6 @@ class Chosen:
         """
         if self.against is None or Path(self.against).is_file():
             return None
-        expect_backend("--against", self.against)
         found, lacking = choose([self.against], self.stage, self.workers)
         for why in lacking.values():
             raise UnavailableError(f"--against {self.against}: not available: {why}")
@@ -239,7 +235,8 @@ class Chosen:
         return self.by_id and not self.families and not self.globs and self.only is None
 
     @cached_property
-    def _ids(self) -> dict[Level, list[str]]:
+    def level_ids(self) -> dict[Level, list[str]]:
+        """Level -> its ids, of all shards, if a backend runs it; empty with files alone."""
         levels = (self.settings.level(spec, self.level) for spec in self.asked)
         used = {self.level or LEVELS[0], *levels} if self.by_id else set()
         return {n: self.at(n) for n in sorted(used, key=LEVELS.index)}
@@ -264,21 +261,8 @@ class Chosen:
     @cached_property
     def ids(self) -> dict[Spec, list[str]]:
         """Backend -> ids of this shard, not of files; UsageError for an unknown family or glob."""
-        return {s: list(dict.fromkeys([*self.shard.share(self._ids.get(n, ())), *self.new.round(0)]))
+        return {s: list(dict.fromkeys([*self.shard.share(self.level_ids.get(n, ())), *self.new.round(0)]))
                 for s, n in self.levels.items()}  # fmt: skip
-
-    @property
-    def shared(self) -> int:
-        """Number of pairs for lanes if this machine has all backends; opens none of them."""
-        if self.only is not None:
-            return sum(map(len, self.only.values()))
-        levels = (self.settings.level(spec, self.level) for spec in self.asked)
-        ids = (self.shard.share(self._ids.get(n, ())) for n in levels)
-        return sum(sum(not is_timed(i) for i in own) + self.fresh for own in ids)
-
-    def listed(self, spec: Spec) -> int:
-        """Return the number of ids in a backend's level, of all shards."""
-        return len(self._ids.get(self.levels[spec], ()))
 
     @cached_property
     def own_cases(self) -> list[Case]:
@@ -291,8 +275,8 @@ class Chosen:
         every: list[Case | str] = [*self.own_cases, *self.ids.get(spec, ())]
         if self.only is None:
             return every
-        only = frozenset(self.only.get(str(spec), ()))
-        return [c for c in every if case_name(c) in only]
+        turn = {i: n for n, i in enumerate(self.only.get(str(spec), ()))}
+        return sorted((c for c in every if case_name(c) in turn), key=lambda c: turn[case_name(c)])
 
     def to_json(self) -> dict[str, JSON]:
         """Return the selection as in the record of a run."""
@@ -303,7 +287,7 @@ class Chosen:
 
     def extra(self) -> dict[str, JSON]:
         """Return the record's `selection` and `shard`."""
-        every = [*(c.id for c in self.cases), *(i for ids in self._ids.values() for i in ids)]
+        every = [*(c.id for c in self.cases), *(i for ids in self.level_ids.values() for i in ids)]
         shard = {} if self.shard == WHOLE else {"shard": self.shard.to_json(every)}
         against = {} if self.against is None else {"against": str(self.base or self.against)}
         return {"selection": {**self.to_json(), **against}, **shard}

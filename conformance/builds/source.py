@@ -85,8 +85,8 @@ def _located(text: str, isa: Isa | None) -> Path:
     )
 
 
-def contents(path: Path) -> str:
-    """Return the SHA-256 over the libraries of a build that `locate` found.
+def libraries(path: Path) -> list[Path]:
+    """Return the libraries of a build that `locate` found.
 
     Those of a single library are itself and the libraries of ggml and llama.cpp beside it, which it loads.
     """
@@ -94,7 +94,12 @@ def contents(path: Path) -> str:
     files = [p for f in folders for p in sorted(f.iterdir()) if _is_library(p)]
     if not path.is_dir():
         files = [path, *(p for p in files if p != path and ("ggml" in p.name or "llama" in p.name))]
-    return hashlib.sha256("".join(f"{p.name} {digest(p)}\n" for p in files).encode()).hexdigest()
+    return files
+
+
+def contents(path: Path) -> str:
+    """Return the SHA-256 over `libraries`."""
+    return hashlib.sha256("".join(f"{p.name} {digest(p)}\n" for p in libraries(path)).encode()).hexdigest()
 
 
 def downloaded() -> list[str]:

@@ -17,6 +17,7 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.process import FOREVER, Worker, WorkerDiedError
 from conformance.process.memory import cores
 from conformance.run.live import is_timed
+from conformance.testrun import Chosen
 
 from .chunk import Chunk, Reply
 from .executor import WorkerInfo, device_of
@@ -121,6 +122,15 @@ class Lanes:
 def shares(case: Case | str) -> bool:
     """Return True if a lane may run a case: it has an id, and measures no time."""
     return isinstance(case, str) and not is_timed(case)
+
+
+def pairs_of(chosen: Chosen) -> int:
+    """Return the number of pairs for lanes if this machine has all backends; opens none."""
+    if chosen.only is not None:
+        return sum(map(len, chosen.only.values()))
+    levels = (chosen.settings.level(spec, chosen.level) for spec in chosen.asked)
+    ids = (chosen.shard.share(chosen.level_ids.get(n, ())) for n in levels)
+    return sum(sum(not is_timed(i) for i in own) + chosen.fresh for own in ids)
 
 
 def number(jobs: int | None, cases: int) -> int:

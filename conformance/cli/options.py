@@ -206,8 +206,8 @@ ISA = click.option("--isa", type=click.Choice(list(ISAS)), help="Emulate this pr
 PERF_COUNT = Option("--perf-count", "perf_count", "Also count instructions and cache misses.", click.BOOL)
 
 AGAINST = Option("--against", "against",
-                 "Backend or record to compare with: fail only for new failures.",
-                 metavar="NAME|FILE")  # fmt: skip
+                 "Backend, build or record to compare with: fail only for new failures.",
+                 metavar="NAME|BUILD|FILE")  # fmt: skip
 ONLY_FRESH = Option("--only-fresh", "only_fresh", "Run only the cases that --fresh adds.", click.BOOL)
 
 SELECTION = (FAMILY, CASE, LEVEL, SEED, FRESH)

@@ -19,7 +19,7 @@ import click
 
 from conformance.backend.registry import Spec
 from conformance.campaign.executor import Executor, Pool
-from conformance.campaign.lanes import Lanes, number, shares
+from conformance.campaign.lanes import Lanes, number, pairs_of, shares
 from conformance.campaign.pool import connect
 from conformance.case.case import Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
@@ -44,6 +44,7 @@ from conformance.testrun import ENDED, Chosen, TestRun
 
 from . import last_failed, options
 from .cases import CasePath, read_cases
+from .changed import against_build, only_changed
 from .options import chosen, missing_backends, say_seed
 from .output import cause_lines, end, fail_by, grid, leave, line, silence
 
@@ -89,6 +90,8 @@ class Shown:
     metavar="MINUTES",
     help="Also group failures into causes, for MINUTES per backend (see conform triage).",
 )
+@click.option("--changed", is_flag=True,
+              help="Run only cases that reach code which differs from the build of --against.")  # fmt: skip
 @click.option("-x", "first", is_flag=True, help="Stop at the first failure.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
 @click.option("--lf/--ff", "last", default=None,
@@ -104,6 +107,7 @@ def run(
     workers: str,
     journal_path: Path | None,
     minutes: float | None,
+    changed: bool,
     first: bool,
     maxfail: int | None,
     last: bool | None,
@@ -118,6 +122,13 @@ def run(
     """
     cases = [c for f in files for c in read_cases(f)] + _ops(test_files)
     chosen = replace(chosen, cases=cases, files=[*map(str, files), *test_files], elsewhere=bool(workers))
+    chosen = against_build(chosen)
+    if changed:
+        if workers or journal_path or last is not None or chosen.files:
+            raise UsageError(
+                "--changed: cannot be combined with --workers, --journal, --lf, --ff, --test-file or FILES"
+            )
+        chosen = only_changed(chosen)
     if workers and (chosen.files or chosen.stage or (chosen.against and chosen.base)):
         raise UsageError("--workers: cannot be combined with FILES, --test-file, --stage or --against NAME")
     if workers and chosen.jobs is not None:
@@ -178,10 +189,10 @@ def repro(file: Path, chosen: Chosen, debug: bool) -> None:
 def _lanes(chosen: Chosen, shown: Shown) -> Iterator[Lanes | None]:
     """Start the lanes of a run, before any backend opens; None if it needs none.
 
-    Raises as `Chosen.shared`.
+    Raises as `Chosen.level_ids`.
     """
     endless = chosen.fresh and shown.budget < inf
-    n = 1 if shown.workers else number(chosen.jobs, sys.maxsize if endless else chosen.shared)
+    n = 1 if shown.workers else number(chosen.jobs, sys.maxsize if endless else pairs_of(chosen))
     if n == 1:
         yield None
     else:

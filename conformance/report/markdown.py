@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from conformance.builds.changes import sentences
 from conformance.judge.verdict import FAILURES, MissingCause, Result, Verdict, counted
 from conformance.run.session.environment import Environment
 
@@ -108,6 +109,12 @@ def _origin(environment: Environment) -> str:
 
 
 def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
+    for b in (d.record.builds for d in runs.documents):
+        if b is not None and b.changes is not None and b.against is not None:
+            found = [_CONTROLS.sub("?", text.replace("\n", " ")) for text in sentences(b.changes)]
+            yield f"What changed: {inline(b.build.name, 120)} against {inline(b.against.name, 120)}", ["```text"], [
+                *(text.replace("`", "'") for text in found), "```",
+            ]  # fmt: skip
     if against:
         ran = any(r.value.verdict is not Verdict.UNSUPPORTED for r in runs.results)
         differs = _compared(against, runs.devices()) or ["No pair differs." if ran else "No cases ran."]

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct, ValidationError, convert
 
+from conformance.builds.changes import Changes
 from conformance.case import strict
 from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
@@ -188,6 +189,8 @@ class Builds(Struct, frozen=True):
     build: Named
     against: Named | None = None
     devices: list[Setup] = []
+    changes: Changes | None = None
+    """Differences between the builds, with the cases that ran of them."""
 
 
 class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):

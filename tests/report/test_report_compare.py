@@ -208,6 +208,33 @@ def test_both_builds_are_on_one_page(browser: Driver, tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")]).exit_code == 0
 
 
+def test_what_changed_comes_first(browser: Driver, tmp_path: Path) -> None:
+    """Changed code with its cases, what no case reaches, and the interface; hostile names stay text."""
+    code = [
+        {"kind": "function", "name": "ggml_rope", "cases": 9, "tested": 4, "failing": 2},
+        {"kind": "shader", "name": HOSTILE, "is_shared": True},
+        {"kind": "function", "name": "gguf_write", "is_new": True},
+    ]
+    changes = {"rows": code, "interface": {"exported symbols": ["+ggml_x", "-ggml_y"]}, "totals": {"function": 50}}
+    names = {"build": {"name": "new.whl", "number": "b2"}, "against": {"name": "old.whl", "number": "b1"}}
+    builds = {**names, "devices": [], "changes": changes}
+    path = written_to(tmp_path / "run.json", {**document([result(A, "x", "PASS")]), "builds": builds})
+    out = tmp_path / "out"
+    assert CliRunner().invoke(main, ["report", str(path), "-o", str(out)]).exit_code == 0
+    browser.get((out / "index.html").as_uri())
+    assert ask(browser, "return all('.view h3')[0].innerText") == "What changed"
+    rows = ask(browser, "return all('.changed tbody tr').map((r) => [...r.cells].map((c) => c.innerText))")
+    assert rows[0] == ["ggml_rope", "function", "9", "4", "✗ 2"]
+    assert rows[1][1:] == ["shader", "all cases"]
+    assert ask(browser, "return all('.untested')[0].innerText") == "gguf_write"
+    assert "commits b1..b2" in ask(browser, "return document.querySelector('main').innerText")
+    assert ask(browser, "return all('main img, main script, main b').length") == 0
+    summary = (out / "summary.md").read_text(encoding="utf-8")
+    assert "What changed: new.whl against old.whl" in summary
+    assert "functions: 1 changed, 1 new of 50" in summary
+    assert "no case  gguf_write" in summary
+
+
 def test_without_a_base(browser: Driver, tmp_path: Path) -> None:
     """A page without a base has no such view in its navigation, and the view says how to have one."""
     path = written_to(tmp_path / "run.json", document([(A, "x", "PASS")]))

@@ -14,16 +14,7 @@ from conformance import shipped
 from conformance.backend.registry import Spec, isa_of
 from conformance.builds.build import probe
 from conformance.case.case import JSON
-from conformance.cli.options import (
-    BUDGET,
-    ISA,
-    ExistingFile,
-    Folder,
-    complete_build,
-    isolation,
-    json_option,
-    repeated_option,
-)
+from conformance.cli import options
 from conformance.cli.output import Group, leave, line, table
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.outcome import Outcome, Why, unanswered
@@ -45,6 +36,7 @@ from conformance.report.runfile import write_json
 from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.session.impact import described
 from conformance.run.session.untrusted import backends_of
 from conformance.suite.family import LEVELS, Level
 
@@ -66,16 +58,16 @@ def build() -> None:
 
 
 @build.command("test")
-@click.argument("new", shell_complete=complete_build)
-@click.option("--against", "old", metavar="OLD", shell_complete=complete_build, help="Build to compare with.")
+@click.argument("new", shell_complete=options.complete_build)
+@click.option("--against", "old", metavar="OLD", shell_complete=options.complete_build, help="Build to compare with.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="Test only devices that begin with NAME.")
-@ISA
+@options.ISA
 @click.option("--unit", "names", multiple=True, metavar="GLOB", help="Count instructions of these units, repeatable.")
-@BUDGET.click(default="30m", show_default=True)
+@options.BUDGET.click(default="30m", show_default=True)
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
-@click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page and the run file to DIR.")
-@json_option
-@isolation
+@click.option("-o", "--output", type=options.Folder, metavar="DIR", help="Write the page and the run file to DIR.")
+@options.json_option
+@options.isolation
 def build_test(
     new: str,
     old: str | None,
@@ -140,15 +132,28 @@ def _tested(
     return it
 
 
+@build.command("diff")
+@click.argument("new", shell_complete=options.complete_build)
+@click.argument("old", shell_complete=options.complete_build)
+def build_diff(new: str, old: str) -> None:
+    """Compare the machine code, shaders and interface of build NEW with those of build OLD.
+
+    Nothing runs. Functions are listed with the cases of level standard that reach them; `conform build test NEW
+    --against OLD` runs these first.
+    """
+    for text in described(new, old):
+        line(text)
+
+
 @build.command("state")
-@click.argument("path", metavar="[TOML]", required=False, type=ExistingFile, default=BUILDS)
+@click.argument("path", metavar="[TOML]", required=False, type=options.ExistingFile, default=BUILDS)
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="Test only devices that begin with NAME.")
-@BUDGET.click(default="30m", show_default=True, help="Maximum time per build: 90s, 30m, 2h.")
+@options.BUDGET.click(default="30m", show_default=True, help="Maximum time per build: 90s, 30m, 2h.")
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
 @click.option(
-    "-o", "--output", type=Folder, metavar="DIR", required=True, help="Write the page and the records to DIR."
+    "-o", "--output", type=options.Folder, metavar="DIR", required=True, help="Write the page and the records to DIR."
 )
-@isolation
+@options.isolation
 def build_state(
     path: Path, devices: Sequence[str], budget: float, level: Level, output: Path, isolation: Isolation
 ) -> None:
@@ -181,6 +186,8 @@ def build_state(
 
 
 def _show(it: Release) -> None:
+    for text in (*(changed := it.changes()), *([""] if changed else ())):
+        line(text)
     table([(t.name, str(it.results(t).totals), _note(it, t)) for t in it.targets], ["device", "verdicts", ""])
     for of in dict.fromkeys(f.state for f in it.found):
         own = [f for f in it.found if f.state is of]
@@ -221,12 +228,12 @@ def _doubt(it: Release, found: SharedCause) -> str:
 
 
 @build.command("bisect")
-@click.argument("path", metavar="RUN", type=ExistingFile)
+@click.argument("path", metavar="RUN", type=options.ExistingFile)
 @click.argument("cause")
-@click.argument("names", nargs=-1, required=True, metavar="BUILD…", shell_complete=complete_build)
-@repeated_option
-@json_option
-@isolation
+@click.argument("names", nargs=-1, required=True, metavar="BUILD…", shell_complete=options.complete_build)
+@options.repeated_option
+@options.json_option
+@options.isolation
 def build_bisect(
     path: Path,
     cause: str,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from heapq import heapify, heappop, heappush
 from math import inf
 
 from conformance.backend.registry import Spec
@@ -23,6 +20,7 @@ from conformance.process import Deadline
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import is_live
 from conformance.run.runner import Runner
+from conformance.run.session.spread import spread, subject
 from conformance.suite import ops
 from conformance.testrun import TestRun
 
@@ -30,14 +28,10 @@ from .target import Target
 
 LOCATING = 0.5
 """Share of the causes' time for locating the first wrong node of each failure."""
-LARGE = {65_536: "more than the fewest workgroups that a device must offer", 1024: "more than one workgroup has"}
-"""Sizes of a dimension above which kernels split it differently."""
 QUICK = 4.0
 """Time limit of a request to a CPU in seconds; causes get more time."""
 Then = Callable[[Result, Result, Callable[[Result], Result]], Iterable[str]]
 """Takes the results of build and base, and a function that runs a result's case again."""
-_SHAPE = re.compile(r"=(?:[0-9]+(?:x[0-9]+)+|\[[0-9]+(?:,[0-9]+)+\])")
-_SUBJECT = re.compile(r"[^-(]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +121,7 @@ class Sweep:
         ConformanceError if a backend of the target does not open.
         """
         deadline = Deadline.after(seconds, it.clock).request(QUICK if self.target.on_cpu else inf)
-        self.left.sort(key=lambda i: _subject(i) in slow)
+        self.left.sort(key=lambda i: subject(i) in slow)
         for spec in self.target.specs if not is_live(self.left[0]) else ():  # a live family starts its own processes
             it.runner.backend(spec)
         while self.left and not deadline.is_over():
@@ -141,14 +135,14 @@ class Sweep:
                     before = it.against.before if it.against else {}
                     both = (result, before.get((result.backend, result.case)))
                     more += self._more(it, *both)
-                    hung.update(_subject(r.case) for r in both if r is not None and r.verdict is Verdict.TIMEOUT)
+                    hung.update(subject(r.case) for r in both if r is not None and r.verdict is Verdict.TIMEOUT)
             finally:  # also on Ctrl-C
                 del self.left[:done]
             hung = {s for s in hung if s.startswith(ops.NAME)}
             slow.update(hung)
-            for subject in hung:
-                self.hung.setdefault(subject, []).extend(i for i in self.left if _subject(i) == subject)
-            self.left = [i for i in self.left if _subject(i) not in hung] + more
+            for op in hung:
+                self.hung.setdefault(op, []).extend(i for i in self.left if subject(i) == op)
+            self.left = [i for i in self.left if subject(i) not in hung] + more
 
     def rest(self, reason: str, cause: MissingCause, *, broken: str = "") -> Iterator[NotRun]:
         """Yield the cases that have not run, for `reason` or because the target is `broken`."""
@@ -177,67 +171,6 @@ class NotRun:
     def sentence(self) -> str:
         """Return how many cases of what did not run, and why."""
         return f"{self.target.name}: {self.what}, {counted(len(self.ids), 'case')}: {self.reason}"
-
-
-def of_ops(ids: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the cases of ops that begin with one of `names`, as MUL_MAT_ID_FUSION does."""
-    begin = tuple(names)
-    return [i for i in ids if _subject(i).partition("/")[2].startswith(begin)]
-
-
-def spread(ids: Sequence[str], before: Iterable[str] = ()) -> list[str]:
-    """Interleave cases of all ops and families, so that each gets its share of the time.
-
-    Within an op, cases with something new come first: a type, a stride or a parameter value that neither its earlier
-    cases nor those of `before` have.
-    """
-    groups: dict[str, list[str]] = defaultdict(list)
-    for i in ids:
-        groups[_subject(i)].append(i)
-    known: dict[str, set[str]] = defaultdict(set)
-    for i in before:
-        known[_subject(i)] |= _traits(i)
-    turn = {i: n for s, own in groups.items() for n, i in enumerate(_new_first(own, known[s]))}
-    return sorted(ids, key=lambda i: turn[i])
-
-
-def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
-    """Yield `ids`, the one with the most new traits first; ties keep their order.
-
-    This is the greedy algorithm for set cover with lazy evaluation (Minoux 1978). `known` only grows, so the number in
-    the heap is an upper bound of what a case still adds: the top is recounted, and yielded if its number is unchanged.
-    """
-    traits = [_traits(i) for i in ids]
-    heap = [(-len(t - known), n) for n, t in enumerate(traits)]
-    heapify(heap)
-    while heap:
-        before, n = heappop(heap)
-        now = -len(traits[n] - known)
-        if now > before:  # another has brought some of it meanwhile
-            heappush(heap, (now, n))
-            continue
-        known |= traits[n]
-        yield ids[n]
-
-
-def _traits(case_id: str) -> set[str]:
-    """Return the distinguishing properties of an op's case: types, parameters, rough shapes.
-
-    Exact shapes are ignored, because nearly every case has a different one: `ops/MUL_MAT-q4_0+f32-a=64x8,b=64x3@5` has
-    "q4_0+f32", "a=2 dimensions" and "b=2 dimensions".
-    """
-    rest = case_id.partition("@")[0][len(_subject(case_id)) :]
-    return set(re.split("[-,(]", _SHAPE.sub(_dimensions, rest)))
-
-
-def _dimensions(shape: re.Match[str]) -> str:
-    sizes = [int(n) for n in re.findall("[0-9]+", shape[0])]
-    return f"={len(sizes)} dimensions {next((why for n, why in LARGE.items() if max(sizes) >= n), '')}"
-
-
-def _subject(case_id: str) -> str:
-    """Return the op of a case, or the model of a trajectory."""
-    return _SUBJECT.match(case_id)[0]  # type: ignore[index]  # an empty text at least
 
 
 def _only_node(case: Case) -> Place | None:

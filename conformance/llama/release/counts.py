@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import UnavailableError
 from conformance.judge.verdict import FAILURES, Result, Verdict, counted
+from conformance.perf import gates
 from conformance.perf.bench import Bench, Row
-from conformance.perf.gates import COUNT_LIMIT, Gate, judge_counts
 from conformance.perf.units import Unit
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
@@ -32,8 +32,8 @@ class Counting:
         first = self._first = self._first or row
         if row is first or row.counts is None or first.counts is None:
             return row.result
-        gate = Gate("", "count", self._unit, spec, COUNT_LIMIT, first.backend)
-        judged = judge_counts(gate, row.result, first.result, row.counts.grown(first.counts))
+        gate = gates.Gate("", "count", self._unit, spec, gates.COUNT_LIMIT, first.backend)
+        judged = gates.judge_counts(gate, row.result, first.result, row.counts.grown(first.counts))
         ratios = {k: v for k, v in judged.metrics.items() if k.startswith("ratio.")}
         return replace(judged, case=self._unit.id, metrics={**row.result.metrics, **ratios})
 

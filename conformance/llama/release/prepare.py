@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.builds.build import Build, probe
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.perf.units import Unit
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.session.impact import Impacted, impacted
 from conformance.suite.family import Level
 
 from .cases import Cases
 from .profiles import LEARNING, LEARNING_BESIDE, Profiles, folder
-from .release import Release, plan
-from .target import CPU, targets
+from .release import Release, ids_of, plan
+from .target import CPU, Target, targets
 
 PATIENCE = 1 / 20
 """Maximum share of the budget for one request, since requests may hang.
@@ -64,7 +65,9 @@ def prepare(
     chosen = profiles.give(targets(new, old, devices), new, old)
     if units and not any(t.name == CPU for t in chosen):
         raise UsageError(f"--device {', '.join(devices)}: {CPU} expected among them, on which units are counted")
-    work = plan(chosen, level, models=new.llama and (old is None or old.llama))
+    found = None if old is None else _impacted(new, old, chosen, level, say)
+    models = new.llama and (old is None or old.llama)
+    work = plan(chosen, level, models=models, changed=found.first if found else {})
     return Release(
         new,
         old,
@@ -79,4 +82,16 @@ def prepare(
         level=level,
         learning=LEARNING if old is None else LEARNING_BESIDE,
         units=units,
+        impacted=found,
     )
+
+
+def _impacted(new: Build, old: Build, chosen: Sequence[Target], level: Level, say: Say) -> Impacted | None:
+    """Compare the builds; None, and a line, if their libraries cannot be compared."""
+    try:
+        found = impacted(new, old, ids_of(chosen, level))
+    except UnavailableError as e:
+        say(f"the cases run in their general order, since machine code could not be compared: {e}")
+        return None
+    say(f"code: {found.summary}")
+    return found

@@ -19,7 +19,6 @@ from conformance.case.leftover import write_whole
 from conformance.ggml.errors import BackendTimeoutError, ConformanceError, UsageError
 from conformance.run import learn
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.learn import plain, resume
 from conformance.run.runner import Runner
 from conformance.suite.family import LEVELS, Level
 
@@ -95,7 +94,7 @@ class Profiles:
             profile = self._begun(path, learn.begin(backend, contents(build.path) if build.path.exists() else ""))
             self._write(path, profile.to_toml())
             try:
-                keys = plain(self.level, partial(self._check, end))
+                keys = learn.plain(self.level, partial(self._check, end))
             except BackendTimeoutError:
                 return "rounding"
             wanted = learn.left(profile, keys)
@@ -118,7 +117,7 @@ class Profiles:
     def _begun(self, path: Path, new: Profile) -> Profile:
         """Return the profile of an earlier run; `new` if there is no valid one."""
         try:
-            return resume(path, new)
+            return learn.resume(path, new)
         except ConformanceError as e:
             self.progress(f"an earlier profile is not used: {e}")
             return new

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from conformance.backend.registry import Spec
 from conformance.builds.build import Build
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError
@@ -31,20 +32,22 @@ from conformance.llama.zoo.model import table
 from conformance.perf.units import Unit
 from conformance.report.compare import State
 from conformance.run.isolation.isolate import Isolation, Workers
+from conformance.run.session.impact import Impacted
 from conformance.run.session.select import case_ids
 from conformance.run.session.settings import WaiverBook, today
-from conformance.suite import by_default, ops, tbo
+from conformance.run.session.spread import of_ops, spread, subject
+from conformance.suite import by_default
 from conformance.suite.family import LEVELS, Level
 from conformance.testrun import Chosen, TestRun
 
-from .cases import NotRun, Sweep, of_ops, spread
+from .cases import NotRun, Sweep
 from .causes import Causes, CauseSearch, SharedCause, compared, fails
 from .counts import UnitCounts
 from .profiles import Profiles
-from .target import CPU, META, MODELS, OPS, TRAJECTORIES, Target, absent
+from .target import CPU, META, MODELS, OPS, SMALL, TRAJECTORIES, Target, absent
 
-SMALL = (ops.NAME, tbo.NAME)
-"""Families whose cases are one graph of a few nodes: ops, and the cases of upstream's tests."""
+CHANGED = "changed code"
+"""Stage of the cases that reach changed functions and shaders."""
 FIRST_SHARE = 0.75
 """Share of the cases' time for the first stage; each later stage gets half of the rest.
 
@@ -59,13 +62,18 @@ GRACE = 0.1
 """Share of the time at its end to confirm the last causes."""
 
 
-def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep]:
+def plan(
+    targets: Sequence[Target], level: Level, *, models: bool, changed: Mapping[str, Sequence[str]] = {}
+) -> list[Sweep]:
     """Return the stages in order, then those of higher levels.
 
-    They are ops; scheduler and memory, which take a minute; trajectories, audits and models, which take the rest.
+    They are ops; scheduler and memory, which take a minute; trajectories, audits and models, which take the rest. With
+    `changed`, the cases of changed code by backend, these come first, then one case of each other op, and what takes a
+    minute.
     """
     rest = [f.name for f in by_default() if f.name not in SMALL]
-    work: list[Sweep] = []
+    work = list(_changed(targets, changed, models=models))
+    begun = bool(work)
     before: set[str] = set()
     for each in LEVELS[: LEVELS.index(level) + 1]:
         for name, families in ((OPS, SMALL), (TRAJECTORIES, rest)):
@@ -75,7 +83,7 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
             of = {t.kernels: of_ops(order, t.kernels) if t.kernels and name == OPS else order for t in own}
             work += [Sweep(t, f"{name} at {each}", list(of[t.kernels])) for t in own]
             before.update(ids)
-            if (each, name) == (LEVELS[0], OPS):
+            if (each, name) == (LEVELS[0], OPS) and not begun:
                 work += _short(targets, models=models)
         if each == LEVELS[0]:
             ids = list(audit.FAMILY.ids("standard"))
@@ -83,7 +91,55 @@ def plan(targets: Sequence[Target], level: Level, *, models: bool) -> list[Sweep
         if each == LEVELS[0] and models:
             last = _whole_models()
             work += [Sweep(t, arch.NAME, list(last)) for t in targets if MODELS in t.runs]
-    return work
+    return [w for w in _once(work) if w.left]
+
+
+def _changed(targets: Sequence[Target], changed: Mapping[str, Sequence[str]], *, models: bool) -> Iterator[Sweep]:
+    """Yield the cases of changed code, a case of each other op, and what takes a minute.
+
+    Nothing if no case reaches changed code.
+    """
+    if not any(changed.values()):
+        return
+    for t in targets:
+        yield Sweep(t, CHANGED, list(changed.get(str(t.build), ())))
+    ids = spread(case_ids(SMALL, (), LEVELS[0]))
+    for t in targets:
+        seen = set(map(subject, changed.get(str(t.build), ())))
+        own = of_ops(ids, t.kernels) if t.kernels else ids
+        each = {subject(i): i for i in reversed(own)}
+        if OPS in t.runs:
+            yield Sweep(t, "an op each", [i for op, i in each.items() if op not in seen])
+    yield from _short(targets, models=models)
+    for t in targets:
+        if models and MODELS in t.runs:
+            yield Sweep(t, scenario.NAME, [i for name in arch.FEW for i in scenario.ids_of(name)])
+    for t in targets:
+        if models and t.name == META:
+            yield Sweep(t, arch.NAME, [arch.id_of(name, run) for name in arch.FEW for run in arch.RUNS])
+
+
+def ids_of(targets: Sequence[Target], level: Level) -> dict[Spec, list[str]]:
+    """Return the cases of each target, single ops first, each kind in the order of `spread`."""
+    rest = [f.name for f in by_default() if f.name not in SMALL]
+    small, large = (spread(case_ids(families, (), level)) for families in (SMALL, rest))
+    return {
+        t.build: [
+            *(of_ops(small, t.kernels) if t.kernels else small if OPS in t.runs else ()),
+            *(large if TRAJECTORIES in t.runs else ()),
+        ]
+        for t in targets
+    }
+
+
+def _once(work: Iterable[Sweep]) -> Iterator[Sweep]:
+    """Yield the stages, each without the cases that an earlier one of its target has."""
+    planned: dict[str, set[str]] = {}
+    for w in work:
+        known = planned.setdefault(w.target.name, set())
+        w.left = [i for i in dict.fromkeys(w.left) if i not in known]
+        known.update(w.left)
+        yield w
 
 
 def _short(targets: Sequence[Target], *, models: bool) -> Iterator[Sweep]:
@@ -146,6 +202,8 @@ class Release:
     """Highest level of the cases."""
     learning: float = 0.0
     """Maximum share of the time for that."""
+    impacted: Impacted | None = None
+    """Differences between the builds; None without a base, or if they cannot be compared."""
     notes: dict[str, str] = field(default_factory=dict)
     """Target -> a note on its rounding."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -327,9 +385,15 @@ class Release:
             + Outcome.of(Why.UNEXECUTED, [] if self.executed() else [f"no cases ran: {self.why_not_executed()}"])
         )
 
+    def changes(self) -> list[str]:
+        """Return lines on the differences between the builds, and the cases that ran of them."""
+        return [] if self.impacted is None else list(self.impacted.lines([self.results(t) for t in self.targets]))
+
     def to_json(self) -> dict[str, JSON]:
         """Return the builds, devices and causes for the run file, without results and missing cases."""
+        results = [self.results(t) for t in self.targets]
         return {
+            **({"changes": self.impacted.to_json(results)} if self.impacted else {}),
             "build": self.build.to_json(),
             "against": None if self.base is None else self.base.to_json(),
             "devices": [self._device(t) for t in self.targets],

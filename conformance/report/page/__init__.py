@@ -64,6 +64,7 @@ def page(
         "scopes": list(map(str, scopes_of(runs))),
         "devices": runs.devices(),
         "builds": tables.builds(runs),
+        "changed": tables.changed_code(runs),
         "tables": {
             **tables.tables(runs, [*tables.units(runs.documents), *units], documents),
             "compared": tables.compared(against.pairs if against else ()),

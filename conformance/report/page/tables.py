@@ -181,6 +181,20 @@ def builds(runs: Runs) -> list[JSON]:
     ]
 
 
+def changed_code(runs: Runs) -> list[JSON]:
+    """Return the changes of each `conform build test --against`, the newest first."""
+    return [
+        {
+            "name": of.build.name,
+            "against": of.against.name,
+            "numbers": [of.build.number, of.against.number],
+            **to_builtins(of.changes),
+        }
+        for of in (d.record.builds for d in reversed(runs.documents))
+        if of is not None and of.against is not None and of.changes is not None
+    ]
+
+
 def _figures(r: Result) -> list[tuple[str, str, float]]:
     """Return model or unit, metric and value of a measurement."""
     family, _, name = subject(r.case)

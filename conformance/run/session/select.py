@@ -323,10 +323,11 @@ def case_name(case: Case | str) -> str:
 
 
 def expect_backend(option: str, text: str) -> None:
-    """Raise UsageError if `text`, which is not an existing file, reads like the path of one."""
+    """Raise UsageError if `text`, which is no existing file, names no backend either."""
     name = Path(text.partition("?")[0])
     if name.suffix or len(name.parts) > 1:
         raise UsageError(f"{option} {text}: no such file; a run's record (--json), or the name of a backend, expected")
+    parse_specs([text])
 
 
 def choose(

@@ -32,7 +32,7 @@ PLAIN = Target("CPU", Spec("ggml"), None)
 
 def _profiles(folder: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> Profiles:
     pytest.importorskip("xllamacpp")
-    monkeypatch.setattr(module, "plain", lambda *_: KEYS)
+    monkeypatch.setattr(learn, "plain", lambda *_: KEYS)
     ticks = count()
     return Profiles(folder, Isolation(), clock=lambda: step * next(ticks))
 
@@ -77,7 +77,7 @@ def test_choosing_what_to_measure_ends_with_the_time(tmp_path: Path, monkeypatch
     """It takes seconds of a processor, minutes of a busy one; the profile without a key is there and judges."""
     monkeypatch.setattr(module, "CPU", "the CPU")
     profiles = _profiles(tmp_path, monkeypatch, 0.6)
-    monkeypatch.setattr(module, "plain", plain)
+    monkeypatch.setattr(learn, "plain", plain)
     (target,) = profiles.give([GPU], BUILD, None)
     assert profiles.measure(target, BUILD, None, 10.0) == "rounding not measured: upstream's limits hold there"
     assert profiles.clock() < 20

@@ -29,7 +29,7 @@ from conformance.judge.worse import Seen, worse
 from conformance.llama.live import audit
 from conformance.llama.release import counts as counting
 from conformance.llama.release.bisect import bisect, on
-from conformance.llama.release.cases import Cases, Sweep, of_ops, spread
+from conformance.llama.release.cases import Cases, Sweep
 from conformance.llama.release.causes import NOT_AGAIN, RIGHT, Causes, SharedCause, fails, in_states
 from conformance.llama.release.counts import Counting
 from conformance.llama.release.profiles import Profiles
@@ -44,6 +44,7 @@ from conformance.report.markdown import INTERRUPTED, markdown
 from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.session.spread import of_ops, spread
 from conformance.testrun import Against, TestRun
 
 NEW, OLD = Spec("ggml", (("lib", "/new"),)), Spec("ggml", (("lib", "/old"),))
@@ -472,7 +473,9 @@ def test_a_target_that_does_not_open_ends_alone() -> None:
 
 def test_a_device_that_cannot_be_measured_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a measured profile no case is judged; other targets run."""
-    monkeypatch.setattr("conformance.llama.release.profiles.plain", lambda *_: {})  # to list its cases takes seconds
+    monkeypatch.setattr(
+        "conformance.llama.release.profiles.learn.plain", lambda *_: {}
+    )  # to list its cases takes seconds
     gpu = Target(
         "GPU", Spec("ggml", (("lib", "/nowhere"), ("device", "X"), ("profile", str(tmp_path / "x.toml")))), None
     )

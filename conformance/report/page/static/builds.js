@@ -87,3 +87,28 @@ function buildMatrix(what, rows) {
     h("thead", null, h("tr", null, h("th", { scope: "col" }, what), [...BUILDS].reverse().map((b) => h("th", { scope: "col", title: b.name }, h("span", { class: "name" }, versionOf(b).split(/(?<=\.)/).flatMap((part) => [part, h("wbr")])), h("span", { class: "quiet" }, b.released))))),
     h("tbody", null, rows.map(({ label, cells }) => h("tr", null, h("th", { scope: "row" }, label), [...cells].reverse().map((c) => h("td", null, c)))))));
 }
+
+const CODE = 100;
+
+// What differs between the two builds of a test: code with its cases, code without any, and the interface.
+function changedCode() {
+  return report.changed.map((c) => {
+    const rows = c.rows.filter((r) => r.cases || r.is_shared), left = c.rows.filter((r) => !r.cases && !r.is_shared);
+    const range = c.numbers.every(Boolean) && c.numbers[0] !== c.numbers[1] ? `, commits ${c.numbers[1]}..${c.numbers[0]}` : "";
+    rows.sort((a, b) => b.failing - a.failing || a.is_shared - b.is_shared || b.cases - a.cases);
+    return [
+      h("h3", null, "What changed"),
+      h("p", null, `${c.name} against ${c.against}${range}`, c.note ? h("div", { class: "quiet" }, c.note) : ""),
+      rows.length ? scroller("Changed code", h("table", { class: "plain changed" },
+        h("thead", null, h("tr", null, ["changed", "", "cases", "runs", "failing"].map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x)))),
+        h("tbody", null, rows.slice(0, CODE).map((r) => h("tr", null,
+          h("th", { scope: "row" }, r.name), h("td", null, `${r.is_new ? "new " : ""}${r.kind}`),
+          r.is_shared ? h("td", { class: "number", colspan: "3" }, "all cases") : [r.cases, r.tested].map((n) => h("td", { class: "number" }, count(n))),
+          r.is_shared ? "" : h("td", { class: "number" }, r.failing ? badge(count(r.failing), LOOKS.FAIL) : "0")))))) : h("p", null, "No function, shader or kernel that a case reaches."),
+      rows.length > CODE ? h("p", { class: "quiet" }, `and ${plural(rows.length - CODE, "more", "more")}`) : "",
+      left.length ? [h("h4", null, "Changed, and reached by no case"), h("p", { class: "untested" }, left.slice(0, CODE).map((r) => r.name).join(", "), left.length > CODE ? ` and ${count(left.length - CODE)} more` : "")] : "",
+      Object.keys(c.interface).length ? [h("h4", null, "Interface"), h("table", { class: "plain interface" }, h("tbody", null, Object.entries(c.interface).map(([what, texts]) =>
+        h("tr", null, h("th", { scope: "row" }, what), h("td", null, texts.slice(0, CODE).join("; "), texts.length > CODE ? ` and ${count(texts.length - CODE)} more` : "")))))] : "",
+    ];
+  });
+}

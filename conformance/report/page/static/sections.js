@@ -2,7 +2,7 @@
 
 function overviewSection(root) {
   const t = tables.results;
-  add(root, h("h2", null, "Overview"));
+  add(root, h("h2", null, "Overview"), changedCode());
   if (report.base) add(root, h("h3", null, "Compared with the base"), comparedCounts());
   if (tables.causes.count) add(root, h("h3", null, plural(faults().length, "cause"), ", most urgent first"), causesTable(), archCauses());
   if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));

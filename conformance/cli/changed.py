@@ -1,0 +1,92 @@
+"""`conform run --changed`: only the cases that reach code which differs between two builds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from conformance.backend import registry
+from conformance.backend.registry import Spec
+from conformance.builds.archive import is_archive
+from conformance.builds.changes import changes, sentences
+from conformance.builds.difference import difference
+from conformance.builds.reach import code_of, impact
+from conformance.builds.source import LIBRARIES, locate
+from conformance.ggml.errors import UsageError
+from conformance.ggml.lib.library import find
+from conformance.judge.outcome import Outcome, Why
+from conformance.judge.verdict import counted
+from conformance.run.session.spread import spread, subject
+from conformance.testrun import Chosen
+
+from .output import leave, line
+
+LIB = "lib"
+"""Option of an adapter that names a build."""
+
+
+def is_build(text: str) -> bool:
+    """Return True if the text of --against names a build rather than a backend or a record."""
+    path = Path(text)
+    return (
+        text.startswith(("pypi:", "npm:"))
+        or path.is_dir()
+        or (path.is_file() and (is_archive(path) or path.name.endswith(LIBRARIES) or ".so." in path.name))
+    )
+
+
+def against_build(chosen: Chosen) -> Chosen:
+    """Return the selection with the backend of the build that --against names, if it names one.
+
+    UsageError unless one backend is chosen that can take a build.
+    """
+    if chosen.against is None or not is_build(chosen.against):
+        return chosen
+    spec = _only(chosen, f"--against {chosen.against}")
+    options = {**dict(spec.options), LIB: chosen.against}
+    return replace(chosen, against=str(Spec(spec.name, tuple(options.items()))))
+
+
+def _only(chosen: Chosen, option: str) -> Spec:
+    if len(chosen.specs) != 1 or not registry.uses_builds(chosen.specs[0]):
+        raise UsageError(f"{option}: one backend expected that takes a build, such as --backend 'ggml?lib=build'")
+    return chosen.specs[0]
+
+
+def only_changed(chosen: Chosen) -> Chosen:
+    """Return the selection of the cases that reach changed code, and say what is left out.
+
+    The level is `standard` unless one is chosen. If nothing differs, or no case reaches what does, the command ends.
+    If a compiler changed everything, all cases are kept.
+    """
+    spec = _only(chosen, "--changed")
+    base = chosen.base
+    if base is None:
+        raise UsageError("--changed: a build to compare with expected, as --against build.old")
+    chosen = replace(chosen, level=chosen.level or "standard")
+    builds = [dict(registry.resolve(s).options) for s in (spec, base)]
+    new, old = (locate(options.get(LIB, "")) if options.get(LIB) else find() for options in builds)
+    found = difference(new, old)
+    if found.is_empty:
+        line("no function, shader or kernel differs: nothing to run")
+        leave(Outcome())
+    ids = [c for c in chosen.cases_of(spec) if isinstance(c, str)]
+    code, setup = code_of(found, builds[0])
+    of = impact(code, spread(ids), setup)
+    for text in sentences(changes(found, [of])):
+        line(text)
+    if found.rebuilt:
+        return chosen
+    first = of.first()
+    kept = set(first)
+    seen = {subject(i) for i in first}
+    each = {subject(i): i for i in reversed(spread(ids)) if subject(i) not in seen} if of.shared else {}
+    wanted = [*first, *each.values()]
+    if not wanted:
+        leave(Outcome.of(Why.UNEXECUTED, ["no case reaches what changed"]))
+    more = f" and {counted(len(each), 'case')} of other ops" if each else ""
+    line(
+        f"{counted(len(kept), 'case')} of {len(ids):,} at level {chosen.level} reach changed code; these{more} run; "
+        f"left out: {len(ids) - len(wanted):,}, and all live families"
+    )
+    return replace(chosen, only={str(spec): wanted})
