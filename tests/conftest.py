@@ -2,12 +2,20 @@
 
 Hypothesis draws the same examples each time where CI is set, else from a growing database. No expected values are kept
 on disk, the temporary folder is the run's own, and one shrink runs at a time.
+
+`-m quick` selects the first tests of each file, up to `QUICK` seconds of processor time as measured in `quick.json`.
+`pytest tests -n 2 --dist loadfile --measure` measures again.
 """
 
 import gc
+import json
 import os
+import signal
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +30,105 @@ settings.register_profile(
 os.environ["CONFORMANCE_EXPECTED"] = ""  # tests change kernels: no later run may find their values
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 gc.set_threshold(20_000)  # by default the collector takes a tenth of the time: modules and tests stay anyway
+
+
+MEASURED = Path(__file__).with_name("quick.json")
+"""File -> seconds of processor time of its first test functions, in order."""
+QUICK = 2.0
+"""Seconds of processor time of a file's quick tests, children included."""
+LATE = 40
+"""Seconds of wall time after which a measured test is ended: it is not quick."""
+_used: defaultdict[str, float] = defaultdict(float)
+"""File -> seconds that its tests took so far, where they are measured."""
+_measured: defaultdict[str, dict[str, float]] = defaultdict(dict)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that measures."""
+    parser.addoption("--measure", action="store_true", help="Write tests/quick.json; run only what may be quick.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Define the marker."""
+    config.addinivalue_line("markers", "quick: among the first tests of its file, as measured in tests/quick.json")
+
+
+def _place(item: pytest.Item) -> tuple[str, str]:
+    """File and function of a test."""
+    return item.nodeid.partition("::")[0], item.nodeid.partition("::")[2].partition("[")[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the quick tests."""
+    quick = {(f, name) for f, times in json.loads(MEASURED.read_text("utf-8")).items() for name in _first(times)}
+    for item in items:
+        if _place(item) in quick:
+            item.add_marker("quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Measure a test, or skip it if those before it in its file took too long."""
+    if not item.config.getoption("--measure"):
+        return (yield)
+    file, _ = _place(item)
+    if _used[file] > QUICK:
+        item.add_marker(pytest.mark.skip(reason="its file has taken its time"))
+    began, before = sum(os.times()[:4]), signal.signal(signal.SIGALRM, _late)
+    signal.alarm(LATE)
+    item.stash[_BEGAN] = began
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        _used[file] += sum(os.times()[:4]) - began
+
+
+_BEGAN = pytest.StashKey[float]()
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError(f"{LATE} s")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:  # noqa: ANN401  # pytest's
+    """Send the time of a measured test with its last report."""
+    report = yield
+    if call.when == "teardown" and _BEGAN in item.stash:
+        report.user_properties.append(("seconds", sum(os.times()[:4]) - item.stash[_BEGAN]))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up the times of a function's tests; one that failed is never quick."""
+    file, function = report.nodeid.partition("::")[0], report.nodeid.partition("::")[2].partition("[")[0]
+    times = _measured[file]
+    if report.failed:
+        times[function] = LATE
+    for name, seconds in report.user_properties:
+        if name == "seconds":
+            times[function] = round(times.get(function, 0.0) + float(str(seconds)), 3)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the times of the files that ran, up to the first function that is not quick."""
+    if session.config.getoption("--measure") and not hasattr(session.config, "workerinput"):
+        found = {**json.loads(MEASURED.read_text("utf-8")), **{f: _first(times) for f, times in _measured.items()}}
+        here = {f: own for f, own in sorted(found.items()) if own and Path(session.config.rootpath, f).exists()}
+        MEASURED.write_text(json.dumps(here, indent=0) + "\n", "utf-8")
+
+
+def _first(times: dict[str, float]) -> dict[str, float]:
+    """The functions before the first that is not quick."""
+    total, found = 0.0, {}
+    for name, seconds in times.items():
+        total += seconds
+        if total > QUICK:
+            break
+        found[name] = seconds
+    return found
 
 
 def pytest_collection_finish() -> None:
