@@ -70,7 +70,7 @@ def listed(family: Family, level: Level) -> Sequence[str]:
 
 
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
-    """Return ids of families at `level` that match any of `globs` (all without globs).
+    """Return ids of families at `level` that match any of `globs` (all without globs), lower levels first.
 
     A complete id is included even if no level lists it, and so are ids that a live family derives from a glob. Without
     named families, those that this installation lacks are skipped (see `lacking`), and so are live families and those
@@ -90,7 +90,8 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
     if globs:
         begun = [] if families else _begun(globs)
         chosen = [f for f in (*chosen, *begun) if any(_may_match(g, f.name) for g in globs)]
-    ids = [i for f in chosen for i in listed(f, level)]
+    levels = LEVELS[: LEVELS.index(level) + 1]
+    ids = list(dict.fromkeys(i for each in levels for f in chosen for i in listed(f, each)))
     if not globs:
         return ids
     place = {i: k for k, i in enumerate(ids)}

@@ -10,6 +10,7 @@ import click
 
 from conformance.run.session.select import case_ids
 
+from ..weights import write  # noqa: TID252  # this package is `trust` in pytest and `tests.trust` as a command
 from .page import diff, page
 from .sanitize import SANITIZERS, reports
 from .score import SUITES, Score, Scores, Suite, sample
@@ -60,6 +61,16 @@ def alone(folder: Path) -> None:
     for found in Scores(Tree.read(folder)).alone(lambda line: click.echo(line, err=True)):
         if len(found.cases) == 1:
             click.echo(f"{found.cases[0]}: mutant {found.number}")
+
+
+@kernels.command()
+@_FOLDER
+def learn(folder: Path) -> None:
+    """Run drawn cases on the mutants of FOLDER, and write what `choose` weighs pairs with."""
+    scores = Scores(Tree.read(folder))
+    scores.sample(lambda line: click.echo(line, err=True))
+    for kind, share in write(scores.tree).items():
+        click.echo(f"{kind}: {share:.0%}")
 
 
 @kernels.command("page")

@@ -120,6 +120,18 @@ class Scores:
         by = f"{noticed.verdict} {noticed.case}".strip()
         return Answer(m.number, suite, len(reaching), by, noticed.level, ran, spent)
 
+    def sample(self, say: Callable[[str], None]) -> None:
+        """Run drawn cases on each mutant that one of `ops` reaches, for `weights`; continue an earlier call."""
+        path = self.tree.folder / "sampled.jsonl"
+        done = {row["number"] for row in rows(path)}
+        with appending(path) as add:
+            for m in self.tree.mutants:
+                reaching = [r for r in self.reached if m.number in r.seen]
+                if reaching and m.number not in done:
+                    found = self.ours.sampled(m, reaching)
+                    add(found)
+                    say(f"{m.number} {m.place}: {len(found.noticing)} of {len(found.noticing) + len(found.others)}")
+
     def alone(self, say: Callable[[str], None]) -> list[Alone]:
         """Run every case of `smoke` that reaches a mutant it notices, where at most `FEW` do."""
         path = self.tree.folder / "alone.jsonl"
