@@ -171,7 +171,7 @@ def sight(sample: int, seed: int, area: str) -> None:
 def choose() -> None:
     """Choose `smoke` of `ops` and its order, and write them where the suite reads them."""
     chosen = choice.write()
-    click.echo(f"{len(chosen)} cases in {choice.CHOSEN.name}; first {chosen[0]}")
+    click.echo(f"{len(chosen)} cases in smoke.json; first {chosen[0]}")
 
 
 @main.command()

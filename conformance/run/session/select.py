@@ -70,11 +70,11 @@ def listed(family: Family, level: Level) -> Sequence[str]:
 
 
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
-    """Return ids of families at `level` that match any of `globs` (all without globs), lower levels first.
+    """Return ids of families at `level` that match any of `globs` (all without globs).
 
-    A complete id is included even if no level lists it, and so are ids that a live family derives from a glob. Without
-    named families, those that this installation lacks are skipped (see `lacking`), and so are live families and those
-    of other distributions that no glob begins with.
+    Those of lower levels come first. A complete id is included even if no level lists it, and so are ids that a live
+    family derives from a glob. Without named families, those that this installation lacks are skipped (see `lacking`),
+    and so are live families and those of other distributions that no glob begins with.
 
     Raises:
         UsageError: a family is unknown, or a glob matches nothing.

@@ -34,7 +34,7 @@ PAIRS = shipped.path("suite", "ops", "pairs.json")
 LAID = shipped.path("suite", "ops", "layouts.json")
 """Layout cases missing from the tables (`layouts.py`), by level, written by `ci/layouts.py`."""
 CHOSEN = shipped.path("suite", "ops", "smoke.json")
-"""Ids of level `smoke` without family and seed, in order, written by `python -m tests.trust choose`."""
+"""Bodies of the ids of `smoke`, in order, written by `python -m tests.trust choose`."""
 
 
 @cache
@@ -56,7 +56,7 @@ def size(case_id: str) -> int:
 
 @cache
 def ids(level: Level) -> Sequence[str]:
-    """Return the case ids of a level: those of `smoke` in the order of `CHOSEN`, then smallest first."""
+    """Return the case ids of a level: those of `smoke` as chosen, then smallest first."""
     if level == "smoke":
         return chosen()
     laid = _ids(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -148,10 +149,11 @@ class Ours:
                 break
         return Sampled(mutant.number, found[True], found[False])
 
-    def failing(self, mutant: Mutant, reached: Sequence[Reach]) -> list[str]:
-        """Return every case of `smoke` that notices a mutant."""
-        cases = [r for r in reached if (r.passes or r.refused) and r.level == "smoke"]
-        return sorted(row.case for row, v in self._verdicts(mutant, cases) if row is not None and v in _FAILURES)
+    def failing(self, mutant: Mutant, reached: Sequence[Reach], most: int = 1 << 30) -> list[str]:
+        """Return the cases that notice a mutant, the first `most` in the order of `reached`."""
+        cases = [r for r in reached if r.passes or r.refused]
+        noticing = (row.case for row, v in self._verdicts(mutant, cases) if row is not None and v in _FAILURES)
+        return [*islice(noticing, most)]
 
     def _verdicts(self, mutant: Mutant, cases: Sequence[Reach]) -> Iterator[tuple[Reach | None, str]]:
         """Yield each case and its verdict; None and why, if the library does not open."""
