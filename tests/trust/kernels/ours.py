@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,8 @@ _FAILURES = frozenset(v.name for v in FAILURES)
 _FIRST = 8
 """Cases that run one by one; most mutants are noticed by then."""
 _BATCH = 16
+_DRAWN, _NOTICING = 250, 8
+"""Cases of `sampled` at most, and those that notice a mutant after which no more are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,15 @@ class Noticed:
     case: str
     verdict: str
     level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Drawn cases of `ops` that reach a mutant, until enough of them notice it."""
+
+    number: int
+    noticing: Sequence[str]
+    others: Sequence[str]
 
 
 class Seen:
@@ -125,10 +137,23 @@ class Ours:
                 break
         return None, ran
 
-    def failing(self, mutant: Mutant, reached: Sequence[Reach]) -> list[str]:
-        """Return every case of `smoke` that notices a mutant."""
-        cases = [r for r in reached if (r.passes or r.refused) and r.level == "smoke"]
-        return sorted(row.case for row, v in self._verdicts(mutant, cases) if row is not None and v in _FAILURES)
+    def sampled(self, mutant: Mutant, reached: Sequence[Reach]) -> Sampled:
+        """Run drawn cases of `ops` that reach a mutant, `_DRAWN` at most, until `_NOTICING` and a third notice it."""
+        offered = [r for r in reached if r.passes and not r.way and r.case.startswith("ops/")]
+        drawn = np.random.Generator(np.random.PCG64(mutant.number)).permutation(len(offered))[:_DRAWN]
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for row, verdict in self._verdicts(mutant, [offered[k] for k in drawn]):
+            if row is not None:
+                found[verdict in _FAILURES].append(row.case)
+            if len(found[True]) >= _NOTICING and 2 * len(found[True]) >= len(found[False]):
+                break
+        return Sampled(mutant.number, found[True], found[False])
+
+    def failing(self, mutant: Mutant, reached: Sequence[Reach], most: int = 1 << 30) -> list[str]:
+        """Return the cases that notice a mutant, the first `most` in the order of `reached`."""
+        cases = [r for r in reached if r.passes or r.refused]
+        noticing = (row.case for row, v in self._verdicts(mutant, cases) if row is not None and v in _FAILURES)
+        return [*islice(noticing, most)]
 
     def _verdicts(self, mutant: Mutant, cases: Sequence[Reach]) -> Iterator[tuple[Reach | None, str]]:
         """Yield each case and its verdict; None and why, if the library does not open."""

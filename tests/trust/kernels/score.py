@@ -35,6 +35,14 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
+class First:
+    """The first case of a run that notices a mutant; empty if none does."""
+
+    number: int
+    case: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The result of one suite for one mutant."""
 
@@ -120,6 +128,36 @@ class Scores:
         by = f"{noticed.verdict} {noticed.case}".strip()
         return Answer(m.number, suite, len(reaching), by, noticed.level, ran, spent)
 
+    def sample(self, say: Callable[[str], None]) -> None:
+        """Run drawn cases on each mutant that one of `ops` reaches, for `weights`; continue an earlier call."""
+        path = self.tree.folder / "sampled.jsonl"
+        done = {row["number"] for row in rows(path)}
+        with appending(path) as add:
+            for m in self.tree.mutants:
+                reaching = [r for r in self.reached if m.number in r.seen]
+                if reaching and m.number not in done:
+                    found = self.ours.sampled(m, reaching)
+                    add(found)
+                    say(f"{m.number} {m.place}: {len(found.noticing)} of {len(found.noticing) + len(found.others)}")
+
+    def first(self, order: Sequence[str], path: Path, say: Callable[[str], None]) -> dict[int, str]:
+        """Return mutant -> the first case of `order` on the plain device that notices it; "" if none does.
+
+        `path` is the journal; it continues an earlier call.
+        """
+        place = {i: k for k, i in enumerate(order)}
+        done = {a.number: a.case for a in (First(**row) for row in rows(path))}
+        with appending(path) as add:
+            for m in self.tree.mutants:
+                own = [r for r in self.reached if m.number in r.seen and not r.way and r.case in place]
+                if not own or m.number in done:
+                    continue
+                found = self.ours.failing(m, sorted(own, key=lambda r: place[r.case]), most=1)
+                done[m.number] = found[0] if found else ""
+                add(First(m.number, done[m.number]))
+                say(f"{m.number} {m.place}: {done[m.number] or 'not noticed'}")
+        return done
+
     def alone(self, say: Callable[[str], None]) -> list[Alone]:
         """Run every case of `smoke` that reaches a mutant it notices, where at most `FEW` do."""
         path = self.tree.folder / "alone.jsonl"
@@ -132,7 +170,7 @@ class Scores:
                     continue
                 reaching = [r for r in self.reached if r.level == "smoke" and m.number in r.seen]
                 if len(reaching) <= FEW:
-                    done[m.number] = Alone(m.number, self.ours.failing(m, reaching))
+                    done[m.number] = Alone(m.number, sorted(self.ours.failing(m, reaching)))
                     add(done[m.number])
                     say(f"{m.number} {m.place}: {len(done[m.number].cases)} of {len(reaching)} cases notice it")
         return list(done.values())
