@@ -18,13 +18,15 @@ from conformance.ggml.lib.library import find
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import counted
 from conformance.run.session.spread import spread, subject
-from conformance.suite import ops
+from conformance.suite import ops, tbo
 from conformance.testrun import Chosen
 
 from .output import leave, line
 
 LIB = "lib"
 """Option of an adapter that names a build."""
+_SMALL = (f"{ops.NAME}/", f"{tbo.NAME}/")
+"""Families whose cases run first: a trajectory costs as much as hundreds of them."""
 
 
 def is_build(text: str) -> bool:
@@ -74,13 +76,15 @@ def only_changed(chosen: Chosen) -> Chosen:
         leave(Outcome())
     ids = [c for c in chosen.cases_of(spec) if isinstance(c, str)]
     code, setup = code_of(found, builds[0])
-    of = impact(code, spread(ids), setup)
+    small = [i for i in ids if i.startswith(_SMALL)]
+    order = [*spread(small), *spread([i for i in ids if not i.startswith(_SMALL)])]
+    of = impact(code, order, setup)
     for text in sentences(changes(found, [of])):
         line(text)
     if found.rebuilt:
         return chosen
     first = of.first()
-    each = _one_each(spread(ids), first) if of.shared else []
+    each = _one_each(order, first) if of.shared else []
     if not (first or each):
         leave(Outcome.of(Why.UNEXECUTED, ["no case reaches what changed"]))
     left = len(ids) - len(first) - len(each)
