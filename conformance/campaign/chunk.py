@@ -26,6 +26,7 @@ from conformance.run.session.environment import environment
 from conformance.run.session.journal import Journal
 from conformance.run.session.settings import WaiverBook
 from conformance.suite.batch import groups
+from conformance.testrun import FIRST
 
 SECONDS = 10.0
 """Time limit of a task in seconds. Remaining cases return to the queue."""
@@ -108,7 +109,8 @@ def execute(chunk: Chunk, worker: str = "") -> Reply:
         runner = _runner(chunk)
         runner.waivers = WaiverBook.unpack(chunk.spec, chunk.waivers)
         size = runner.batch_size(chunk.spec)
-        batches = [chunk.cases[k : k + size] for k in range(0, len(chunk.cases), size)]
+        starts = (0, *range(FIRST, len(chunk.cases), size))  # if most cases crash, even a chunk of few takes long
+        batches = [chunk.cases[k:n] for k, n in zip(starts, (*starts[1:], None), strict=True)]
         for cases in (group for batch in batches for group in groups(map(runner.case, batch))):
             if rows and time.monotonic() - began > chunk.seconds:
                 break
