@@ -93,7 +93,8 @@ def subject_of(result: Result) -> tuple[str, str, str]:
 def named(runs: Runs) -> str:
     """Return builds and devices for the page's title: `xllamacpp 2026.10.11549 on CPU`."""
     setups = {t.backend: (of.build.name, t.name) for d in runs.documents if (of := d.record.builds) for t in of.devices}
-    newest = {r.value.backend: r.document for r in (*runs.missing, *runs.results)}
+    newest = {r.value.backend: r.document for r in runs.missing}
+    newest |= {r.value.backend: r.document for r in runs.results}
     devices: dict[str, dict[str, None]] = {}
     for backend, document in newest.items():
         build, device = setups.get(backend) or _named_by(backend, document)
@@ -104,7 +105,10 @@ def named(runs: Runs) -> str:
 
 
 def _named_by(backend: str, document: Document) -> tuple[str, str]:
-    """Return build and device as ggml's options name them, the installed wheel if there are none; else the backend."""
+    """Return build and device from ggml's options; other backends keep their name.
+
+    Without `lib` the build is the installed wheel.
+    """
     try:
         spec = Spec.parse(backend)
     except UsageError:
