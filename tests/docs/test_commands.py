@@ -56,6 +56,7 @@ RAN: set[str] = set()
 """What ran in this process: the same words in a second document run again only if they write or show something."""
 WRITES = {"-o", "--json", "--save-failures"}
 TREES = {
+    "README.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
     "docs/guides/my-edit.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
     "docs/guides/bump-llama-cpp.md": ("ggml_compute_forward_group_norm", "new", "old"),
 }
