@@ -46,7 +46,7 @@ def against_build(chosen: Chosen) -> Chosen:
     """
     if chosen.against is None or not is_build(chosen.against):
         return chosen
-    spec = _only(chosen, f"--against {chosen.against}")
+    spec = _only(replace(chosen, against=None), f"--against {chosen.against}")  # which no backend's name need be
     options = {**dict(spec.options), LIB: chosen.against}
     return replace(chosen, against=str(Spec(spec.name, tuple(options.items()))))
 

@@ -112,23 +112,23 @@ def test_a_row_is_the_row_of_the_run(at: Driver, runs: Runs) -> None:
 def test_it_begins_with_causes(at: Driver, runs: Runs) -> None:
     """The overview begins with each cause, in the order of the file.
 
-    It has the verdict, architectures, cases and the smallest of them, and since when; failures that it explains are
-    not repeated below.
+    It has the verdict, architectures, cases and the smallest of them, since when, and the command that runs that case
+    again; failures that it explains are not repeated below.
     """
-    first, *rows = ask(
+    rows = ask(
         at,
-        """return [document.querySelector('.overview table').closest('.scroll').ariaLabel,
-          ...all('.causes tbody tr').map((tr) => [...tr.cells].map((c) => c.innerText.split("\\n")[0]))]""",
+        """return all('ol.causes > li')
+          .map((li) => ['.badge', 'h4 a', '.figure', '.smallest', '.first', '.command code']
+            .map((x) => li.querySelector(x).textContent).concat(li.innerText))""",
     )
-    assert first == "Causes"
     assert len(runs.causes) == len(rows) > 2
-    for k, (row, c) in enumerate(zip(rows, runs.causes, strict=True)):
+    for row, c, proof in zip(rows, runs.causes, runs.proofs(), strict=True):
         v = c.value
-        assert row[0] == str(k + 1)
-        assert v.verdict in row[1]
-        assert [*row[2:4], *row[6:]] == [  # between them the verdicts of the base and now
-            v.sentence, str(len(v.cases)), str(v.rank["architectures"]), v.smallest, "2026-11-20 02:30"
-        ]  # fmt: skip
+        assert row[0] == f"✗ {v.verdict}"
+        assert row[1:4] == [v.sentence, str(len(v.cases)), v.smallest]
+        assert row[4].startswith("first seen 2026-11-20 02:30")
+        assert row[5] == command(proof.value)
+        assert f"{v.rank['architectures']} architectures" in row[6]
     told = ask(at, "return all('.stories strong a').map((a) => new URLSearchParams(a.hash.slice(9)).get('cause'))")
     assert set(told) == {"none"}
 

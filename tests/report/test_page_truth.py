@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+from xml.etree import ElementTree as ET
 
 import made_runs
 import pytest
@@ -226,8 +227,8 @@ def test_causes_of_several_runs(opened: Open, browser: Driver) -> None:
     of = [{**document([result(A, "x", "PASS"), *(r for _, r in rows)], written=w), "causes": causes}
           for w in ("2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z")]  # fmt: skip
     opened(of[1], of[0])
-    firsts = ask(browser, "return all('.causes tbody tr').map((tr) => tr.cells[6].innerText)")
-    assert [f.split("\n")[0] for f in firsts] == ["2026-01-01 00:00"] * 2
+    firsts = ask(browser, "return all('.causes .first').map((e) => e.firstChild.nextSibling.textContent)")
+    assert firsts == ["2026-01-01 00:00"] * 2
     (label,) = ask(browser, "return all('.overview .matrix').map((e) => e.closest('.scroll').ariaLabel)")
     assert label == "Causes by architecture"
     matrix = ask(browser, "return all('.overview .matrix tr').map((tr) => [...tr.cells].map((c) => c.innerText))")
@@ -439,3 +440,96 @@ def test_builds_stand_beside_each_other(opened: Open, browser: Driver) -> None:
     assert [row[1:] for row in text[1:3]] == [["✓ no failure|2 of 2 passed"], ["✗ 1 failed|1 of 2 passed, 1 cause"]]
     assert [row[1:] for row in text[3:5]] == [["2|2026-02-01", "1|2026-01-01"], ["✓ PASS", "✗ FAIL"]]
     assert [row[1:] for row in text[6:]] == [["117|✗ 1.17×", "100"], ["117", "100"]]
+
+
+def test_the_title_says_build_device_and_verdict(opened: Open, browser: Driver) -> None:
+    """Title and first line name verdict, build and device; a record without builds shows the installed wheel."""
+    build = {"build": {"name": "p==2"}, "devices": [{"name": "Vulkan0", "backend": "b"}]}
+    opened({**document([(A, "b", "PASS"), (B, "b", "FAIL")]), "builds": build})
+    wanted = "✗ 1 failed: p==2 on Vulkan0"
+    assert ask(browser, "return document.querySelector('h1').innerText") == wanted
+    assert browser.title == f"{wanted} – Overview"
+    made = document(
+        [(A, "ggml", "PASS"), (A, "ggml?lib=new/lib&device=CUDA0&threads=2", "PASS"), (A, "mine?x=1", "PASS")]
+    )
+    made["environment"] |= {"packages": {"xllamacpp": "1.2"}}
+    opened(made)
+    told = "xllamacpp 1.2 on CPU; new/lib on CUDA0 threads=2; mine?x=1"
+    assert browser.title == f"✓ No failures: {told} – Overview"
+    opened(document([(A, HOSTILE, "PASS")]))
+    assert ask(browser, "return all('h1 img, head script').length") == 0
+    assert "<img src=x" in browser.title
+
+
+def test_an_untriaged_page_says_how_to_group(opened: Open, browser: Driver) -> None:
+    """Failures without causes come with the command of triage, and each group with the command that reproduces it."""
+    opened(document([result(A, "x", "FAIL", saved="a b.gguf"), result(B, "x", "CRASH")]))
+    told = ask(browser, "return all('.command code').map((e) => e.textContent)")
+    assert told == [
+        "conform triage 0.json --json 0.json -o bugs",
+        "conform repro 'a b.gguf' --backend x",
+        f"conform run --case {B} --backend x",
+    ]
+    assert ask(browser, "return all('.command button').length") == len(told)
+    opened({**document([result(A, "x", "FAIL", cause="p")]), "causes": [cause("p", [A])]})
+    assert "triage" not in ask(browser, "return document.querySelector('main').innerText")
+
+
+def test_a_verdict_is_said_once(opened: Open, browser: Driver) -> None:
+    """Beside its badge a sentence does not repeat the verdict; equal verdicts of base and now are one."""
+    died = cause("p", [A], "x", sentence="ADD: CRASH: its process died (1 fail)", verdict="CRASH")
+    opened({**document([result(A, "x", "CRASH", cause="p")]), "causes": [died]})
+    assert (
+        ask(browser, "return document.querySelector('ol.causes h4').innerText")
+        == "✗ CRASH ADD: its process died (1 fail)"
+    )
+
+
+def test_ids_break_at_separators(opened: Open, browser: Driver) -> None:
+    """The places where an id may break are behind its separators, and never in a number."""
+    case = "ops/CLAMP-f32-ne=18x6,min=-1.5,max=3e-07,eps=1e+9,va=pad@861"
+    opened(document([result(case, "x", "FAIL")]))
+    parts = ask(browser, "return all('.stories a .ident').map((e) => [...e.childNodes].map((c) => c.textContent))[0]")
+    assert [p for p in parts if p] == [
+        "ops/", "CLAMP-", "f32-", "ne=18x6,", "min=-1.5,", "max=3e-07,", "eps=1e+9,", "va=pad@861",
+    ]  # fmt: skip
+
+
+def test_a_phone_shows_cards(opened: Open, browser: Driver) -> None:
+    """At 390 pixels no table of the overview, the comparison or the support scrolls sideways; cells have names."""
+    opened(document([(A, b, v) for b, v in (("x", "PASS"), ("y" * 40, "FAIL"), ("z", "PASS"), ("w", "PASS"))]))
+    look(browser, width=390)
+    for view in ("overview", "support", "runs"):
+        go(browser, view)
+        wide = (
+            "return all('.scroll').filter((e) => e.querySelector('table') && e.scrollWidth > e.clientWidth + 1).length"
+        )
+        assert (view, ask(browser, wide)) == (view, 0)
+        assert ask(browser, "return all('.cards tbody td').some((e) => e.dataset.label)")
+
+
+def test_the_support_is_a_picture(opened: Open, browser: Driver) -> None:
+    """One square for each op, type and backend that ran, with a title; what is saved has its own colours."""
+    ids = ("ops/ADD-f32-a=3@1", "ops/ADD-f16-a=3@1", "ops/MUL-f32-a=3@1")
+    opened(
+        document([(ids[0], "x", "PASS"), (ids[1], "x", "FAIL"), (ids[2], "x", "UNSUPPORTED"), (ids[0], "y", "PASS")]),
+        view="support",
+    )
+    titles = ask(browser, "return all('.picture g title').map((e) => e.textContent)")
+    assert sorted(titles) == [
+        "ADD f16 on x: 0 %",
+        "ADD f32 on x: passed",
+        "ADD f32 on y: passed",
+        "MUL f32 on x: unsupported",
+    ]
+    saved = ask(
+        browser,
+        """let blob; URL.createObjectURL = (b) => { blob = b; return '#'; };
+        all('button').find((b) => b.textContent === 'Save as SVG').click(); return await blob.text();""",
+    )
+    root = ET.fromstring(saved)  # noqa: S314  # made by the page
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    rects = [e.get("fill") for e in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert len(set(rects)) >= 4
+    assert all(fill and fill.startswith(("rgb", "#")) for fill in rects)
+    assert "http" not in saved.replace("http://www.w3.org/2000/svg", "")

@@ -134,9 +134,11 @@ def test_the_page_counts_what_python_counts(at: Driver, runs: Runs, base: Runs) 
     assert [row[1] for row in rows] == sorted((row[1] for row in rows), reverse=True)
     go(at, "compared?state=new")
     new = [p for p in held.pairs if p.state is State.NEW]
-    listed = ask(at, "return all('.rows tbody tr').map((tr) => [...tr.cells].slice(1, 5).map((c) => c.textContent))")
-    assert listed == [[p.case, p.backend, *(_badge(s.verdict) for s in (p.before, p.after))] for p in new][:50]
+    listed = ask(at, "return all('.rows tbody tr').map((tr) => [...tr.cells].slice(1, 4).map((c) => c.textContent))")
+    assert listed == [[p.case, p.backend, " → ".join(_badge(s.verdict) for s in (p.before, p.after))] for p in new][:50]
     assert ask(at, "return all('.rows tbody a[href^=\"#case\"]').length") == len(listed)
+    go(at, "compared?state=same")
+    assert "→" not in ask(at, "return document.querySelector('.rows tbody').textContent")
 
 
 def _badge(word: str) -> str:
@@ -196,10 +198,13 @@ def test_both_builds_are_on_one_page(browser: Driver, tmp_path: Path) -> None:
     browser.get((tmp_path / "out" / "index.html").as_uri())
     cells = ask(
         browser,
-        "return all('[aria-label=Causes] tbody tr').map((tr) => [2, 3, 4, 5].map((k) => tr.cells[k].innerText))",
+        "return all('[aria-label=Causes] li').map((li) => ['.where', '.figure', '.base-and-now']"
+        ".map((x) => li.querySelector(x).innerText))",
     )
-    assert [c[0].split("\n")[-1] for c in cells] == ["on CPU, CPU threads=8", "on CPU"]
-    assert [c[1:] for c in cells] == [["2", "✓ PASS 2", "✗ FAIL 2"], ["1", "✗ CRASH 1", "✓ PASS 1"]]
+    assert cells == [
+        ["on CPU, CPU threads=8", "2", "base ✓ PASS 2 → now ✗ FAIL 2"],
+        ["on CPU", "1", "base ✗ CRASH 1 → now ✓ PASS 1"],
+    ]
     go(browser, "comparison")
     assert ask(browser, "return all('[aria-label=\"Differences by cause\"] tbody tr').length") == 2
 

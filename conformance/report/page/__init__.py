@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -54,6 +55,7 @@ def page(
     data = {
         "made": now.astimezone(timezone.utc).strftime(WRITTEN),
         "version": __version__,
+        "subject": tables.named(runs),
         "failed": [str(v) for v in ORDER if v in FAILURES],
         "passed": [str(v) for v in sorted(PASSED)],
         "documents": [_document(d) for d in documents],
@@ -102,6 +104,7 @@ def _assembled(data: JSON) -> str:
     return Template(folder.joinpath("page.html").read_text(encoding="utf-8")).substitute(
         policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
         f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
+        title=html.escape(f"Conformance of {data['subject'] or 'no run'}"),
         style=style,
         script=script,
         data=tables.embedded(data),

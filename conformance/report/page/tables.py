@@ -12,26 +12,29 @@ from typing import TypeVar
 
 from msgspec import to_builtins
 
+from conformance.backend.registry import Spec
 from conformance.case.case import JSON
+from conformance.ggml.errors import UsageError
+from conformance.ggml.lib.library import WHEEL
 from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Missing, Result
 from conformance.perf.units import FAMILY as PERF
 from conformance.report.compare import LOST, Sides
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
 from conformance.report.runfile import Document
-from conformance.report.runs import Fields, Row, Runs, pace
+from conformance.report.runs import Fields, Row, Runs, command, pace
 from conformance.report.trend import Change, Series
 
 T = TypeVar("T")
 
 COLUMNS: dict[str, tuple[str, str, str]] = {
     "results": (
-        "case family op type backend verdict taken cause reason waived fresh golden detail saved",
+        "case family op type backend verdict taken cause reason waived fresh golden detail saved command",
         "budget_used nmse nmse_exact seconds steps",
         "counts witness where error wrong notes",
     ),
     "causes": (
-        "id state sentence backend verdict op message smallest seen folder",
+        "id state sentence backend verdict op message smallest seen folder command",
         "architectures counted of failed passed first",
         "conditions cases",
     ),
@@ -48,6 +51,8 @@ NOTHING = -1
 """An index in `at` without a value."""
 MEMORY = "memory"
 """The live family whose metrics are figures of a model."""
+SUBJECTS = 3
+"""Maximum number of builds and backends in the page's title."""
 COUNTED = ("instructions", "cycles")
 """Metrics of a counted unit."""
 _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
@@ -85,6 +90,37 @@ def subject_of(result: Result) -> tuple[str, str, str]:
     return (OPS, what.op, what.types) if what.family == OPS and what.op else subject(result.case)
 
 
+def named(runs: Runs) -> str:
+    """Return builds and devices for the page's title: `xllamacpp 2026.10.11549 on CPU`."""
+    setups = {t.backend: (of.build.name, t.name) for d in runs.documents if (of := d.record.builds) for t in of.devices}
+    newest = {r.value.backend: r.document for r in runs.missing}
+    newest |= {r.value.backend: r.document for r in runs.results}
+    devices: dict[str, dict[str, None]] = {}
+    for backend, document in newest.items():
+        build, device = setups.get(backend) or _named_by(backend, document)
+        devices.setdefault(build, {})[device] = None
+    shown = [f"{build} on {', '.join(on)}" if any(on) else build for build, on in devices.items()]
+    more = [f"{len(shown) - SUBJECTS} more"] if len(shown) > SUBJECTS else []
+    return "; ".join([*shown[:SUBJECTS], *more])
+
+
+def _named_by(backend: str, document: Document) -> tuple[str, str]:
+    """Return build and device from ggml's options; other backends keep their name.
+
+    Without `lib` the build is the installed wheel.
+    """
+    try:
+        spec = Spec.parse(backend)
+    except UsageError:
+        return backend, ""
+    if spec.name != "ggml":
+        return backend, ""
+    options = dict(spec.options)
+    version = (document.environment.packages or {}).get(WHEEL)
+    build = options.pop("lib", "") or (f"{WHEEL} {version}" if version else backend)
+    return build, " ".join([options.pop("device", "CPU"), *(f"{k}={v}" for k, v in options.items())])
+
+
 def _fields(row: Row[Missing]) -> Row[Fields]:
     return Row(to_builtins(row.value), row.document, row.place)
 
@@ -118,11 +154,16 @@ def _causes(runs: Runs, index: Mapping[str, int]) -> list[Row[Fields]]:
     """Return one row per cause; `first` is the index of the first document that has it."""
     return [
         Row(
-            {**c.value.to_json(), **{k: c.value.rank.get(k) for k in RANK}, "first": index[d.digest]},
+            {
+                **c.value.to_json(),
+                **{k: c.value.rank.get(k) for k in RANK},
+                "first": index[d.digest],
+                "command": command(proof.value),
+            },
             c.document,
             c.place,
         )
-        for c, d in zip(runs.causes, runs.first_seen(), strict=True)
+        for c, d, proof in zip(runs.causes, runs.first_seen(), runs.proofs(), strict=True)
     ]
 
 
@@ -140,6 +181,7 @@ def _result(r: Result) -> dict[str, JSON]:
         "counts": raised,
         "taken": TAKEN[("declared" in raised) + ("executed" in raised)],
         "reason": reason(r) if r.verdict in FAILURES else None,
+        "command": command(r) if r.verdict in FAILURES else None,
     }
 
 

@@ -70,7 +70,7 @@ def filled(text: str) -> str:
         AssertionError: a word in capitals has no stand-in.
     """
     made = _PLACE.sub(lambda m: STAND_INS[m[0]], text)
-    unknown = [word for word in shlex.split(made) if _CAPITALS.fullmatch(word)]
+    unknown = [w for w in shlex.split(made) if _CAPITALS.fullmatch(w) and w not in STAND_INS.values()]
     assert not unknown, f"{text}: what does {unknown[0]} stand for? `stand_ins` in commands.toml"
     return made
 

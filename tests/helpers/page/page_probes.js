@@ -102,7 +102,7 @@ function pale() {
 function small(least, drawn) {
   const texts = all("body *").filter((e) => !e.closest("script, style, title, option, .unseen") && e.getClientRects().length)
     .filter((e) => [...e.childNodes].some((c) => c.nodeType === Node.TEXT_NODE && c.textContent.trim()));
-  const size = (e) => parseFloat(getComputedStyle(e).fontSize) * (e.getScreenCTM ? e.getScreenCTM().a : 1);
+  const size = (e) => parseFloat(getComputedStyle(e).fontSize) * (e.getScreenCTM ? Math.hypot(e.getScreenCTM().a, e.getScreenCTM().b) : 1);
   return [...new Set(texts.filter((e) => size(e) < (e.getScreenCTM ? drawn : least)).map((e) => `${e.tagName} ${e.className.baseVal ?? e.className} ${size(e)}`))];
 }
 

@@ -25,7 +25,7 @@ function buildsSection(root) {
 
 function devicesOfBuilds() {
   const names = [...new Set(BUILDS.flatMap((b) => Object.keys(b.devices)))];
-  return h("table", { class: "plain" },
+  return h("table", { class: "plain cards" },
     h("thead", null, h("tr", null, ["build", ...names].map((x) => h("th", { scope: "col" }, x)))),
     h("tbody", null, [...BUILDS].reverse().map((b) => h("tr", null,
       h("th", { scope: "row" }, brief(b.name), h("div", { class: "quiet" }, [b.released, b.number, b.ggml && `ggml ${b.ggml}`].filter(Boolean).join(", "))),
@@ -83,7 +83,7 @@ function figuresOfBuilds() {
 
 // The newest build first, which a narrow window shows.
 function buildMatrix(what, rows) {
-  return scroller(`${what} by build`, h("table", { class: "matrix" },
+  return scroller(`${what} by build`, h("table", { class: "matrix cards" },
     h("thead", null, h("tr", null, h("th", { scope: "col" }, what), [...BUILDS].reverse().map((b) => h("th", { scope: "col", title: b.name }, h("span", { class: "name" }, versionOf(b).split(/(?<=\.)/).flatMap((part) => [part, h("wbr")])), h("span", { class: "quiet" }, b.released))))),
     h("tbody", null, rows.map(({ label, cells }) => h("tr", null, h("th", { scope: "row" }, label), [...cells].reverse().map((c) => h("td", null, c)))))));
 }
@@ -99,7 +99,7 @@ function changedCode() {
     return [
       h("h3", null, "What changed"),
       h("p", null, `${c.name} against ${c.against}${range}`, c.note ? h("div", { class: "quiet" }, c.note) : ""),
-      rows.length ? scroller("Changed code", h("table", { class: "plain changed" },
+      rows.length ? scroller("Changed code", h("table", { class: "plain cards changed" },
         h("thead", null, h("tr", null, ["changed", "", "cases", "runs", "failing"].map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x)))),
         h("tbody", null, rows.slice(0, CODE).map((r) => h("tr", null,
           h("th", { scope: "row" }, r.name), h("td", null, `${r.is_new ? "new " : ""}${r.kind}`),

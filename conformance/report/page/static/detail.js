@@ -6,9 +6,9 @@ function caseLink(i, text, className) {
   return h("a", { href: link("case", { run: report.documents[d].run, row: t.value("row", i), document: d }), class: `row ${className || ""}` }, text || breakable(t.value("case", i)));
 }
 
-// An id that breaks at its punctuation, not inside a word.
+// An id that breaks at its separators, never inside a word or a number.
 function breakable(id) {
-  return id.split(/(?<=[/,=&?-])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part]));
+  return h("span", { class: "ident" }, id.split(/(?<=[/,&?:]|(?<![=,(x[]|\d[eE])[-+])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part])));
 }
 
 function caseSection(root, params) {
@@ -22,8 +22,8 @@ function caseSection(root, params) {
   const { file, run, written, place } = t.source(i);
   add(root,
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
-    h("h2", { class: "id" }, get("case")),
-    h("p", { class: "verdict" }, badge(get("verdict")), ` on ${get("backend")}`, get("waived") ? ` (${get("waived")}, waived)` : "", get("fresh") ? " · fresh case, reported only" : ""),
+    h("h2", { class: "id" }, breakable(get("case"))),
+    h("p", { class: "verdict" }, badge(get("verdict")), " on ", breakable(get("backend")), get("waived") ? ` (${get("waived")}, waived)` : "", get("fresh") ? " · fresh case, reported only" : ""),
     get("detail") ? h("p", { class: "story" }, get("detail")) : "",
     get("cause") ? h("p", null, "Cause: ", causeLink(get("cause"), get("backend"))) : "",
     h("div", { class: "columns" },
@@ -46,6 +46,12 @@ function causeOf(i) {
 // A cause's state in a comparison of builds, and its sentence.
 function causeText(i) {
   return ["state", "sentence"].map((c) => tables.causes.value(c, i)).filter(Boolean).join(": ");
+}
+
+// The same, beside a badge that says the verdict.
+function causeTold(i) {
+  const verdict = tables.causes.value("verdict", i);
+  return causeText(i).replace(`: ${verdict}: `, ": ");
 }
 
 const CAUSE_NAMES = new Set(Array.from({ length: tables.causes.count }, (_, i) => `${tables.causes.value("id", i)}\n${tables.causes.value("backend", i)}`));
@@ -74,13 +80,13 @@ function causeSection(root, params) {
   const its = (column) => (proof === undefined ? null : tables.results.value(column, proof));
   add(root,
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
-    h("h2", null, causeText(i)),
-    h("p", { class: "verdict" }, badge(verdict), ` on ${backend}`),
+    h("h2", null, causeTold(i)),
+    h("p", { class: "verdict" }, badge(verdict), " on ", breakable(backend)),
     h("div", { class: "columns" },
       h("section", null, h("h3", null, "Facts"), causeFacts(i)),
       h("section", null, h("h3", null, "Reproduce its smallest case"), commands(smallest, backend, its("saved")),
         t.value("folder", i) ? h("p", null, "Bug report: ", h("code", null, t.value("folder", i))) : "")),
-    h("h3", null, "Smallest case"), h("p", null, proof === undefined ? smallest : caseLink(proof)), graph(smallest, its("where")),
+    h("h3", null, "Smallest case"), h("p", null, proof === undefined ? breakable(smallest) : caseLink(proof)), graph(smallest, its("where")),
     h("h3", null, "Cases"), causeCases(i),
     h("h3", null, "Source"), h("p", null, sourceText(t, i)));
 }
@@ -105,7 +111,7 @@ function causeCases(i) {
   const t = tables.causes, { id, backend } = causeOf(i), rows = new Map();
   for (const k of select(tables.results, new URLSearchParams({ cause: id, backend }))) rows.set(tables.results.value("case", k), k);
   const listed = [...new Set([...t.value("cases", i), ...rows.keys()])];
-  const item = (name) => (rows.has(name) ? [badge(tables.results.value("verdict", rows.get(name))), " ", caseLink(rows.get(name))] : name);
+  const item = (name) => (rows.has(name) ? [badge(tables.results.value("verdict", rows.get(name))), " ", caseLink(rows.get(name))] : breakable(name));
   return [
     h("p", null, figure("results", { cause: id, backend }), " results have this cause."),
     h("ul", { class: "others" }, listed.slice(0, CASES).map((name) => h("li", null, item(name)))),

@@ -115,13 +115,19 @@ function sourceText(table, i) {
   return `${file}, run ${run.slice(0, 8)}, ${place}`;
 }
 
-// A region that scrolls sideways by itself, so that the page never does.
+// A region that scrolls sideways by itself, so that the page never does; on a phone the rows of a table are cards.
 function scroller(label, ...children) {
+  for (const table of children.flat(Infinity).filter((e) => e.matches?.(".cards"))) {
+    const heads = [...table.tHead.rows[0].cells].map((th) => (th.querySelector(".name") || th).textContent);
+    for (const row of table.tBodies[0].rows) for (const td of row.querySelectorAll("td")) {
+      if (heads[td.cellIndex] && !td.querySelector(":scope > .unseen") && heads[td.cellIndex] !== "state") td.dataset.label = heads[td.cellIndex];
+    }
+  }
   return h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": label }, children);
 }
 
 function copyable(command) {
-  const code = h("code", { tabindex: "0" }, command);
+  const code = h("code", { tabindex: "0" }, command.split(/(?= )/).map((word) => (/^ ?-/.test(word) ? h("span", { class: "option" }, word) : breakable(word))));
   const button = h("button", {
     type: "button",
     class: "copy",

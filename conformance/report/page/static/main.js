@@ -9,7 +9,7 @@ const resultsGrid = grid(tables.results, {
     { name: "verdict", label: "verdict", bare: true, show: (i) => badge(tables.results.value("verdict", i)) },
     { name: "case", label: "case", main: true, show: (i) => [caseLink(i), tables.results.value("detail", i) ? h("div", { class: "quiet clip" }, tables.results.value("detail", i)) : ""] },
     { name: "cause", label: "cause", show: (i) => (tables.results.value("cause", i) ? causeLink(tables.results.value("cause", i), tables.results.value("backend", i)) : "–") },
-    { name: "backend", label: "backend" },
+    { name: "backend", label: "backend", show: (i) => breakable(tables.results.value("backend", i)) },
     { name: "budget_used", label: "error", number: true, unit: share },
     { name: "nmse", label: "NMSE", number: true, wide: true },
     { name: "seconds", label: "time", number: true, wide: true, unit: duration },
@@ -28,7 +28,9 @@ function simple(name, title, facets, columns, about) {
         cause: (i) => causeLink(t.value("id", i), t.value("backend", i)),
         badge: (i) => badge(t.value(column, i)),
         newest: (i) => comparedCase(i),
+        change: (i) => change(i),
         named: (i) => (t.value(column, i) ? causeLink(t.value(column, i), t.value("backend", i)) : "–"),
+        ident: (i) => breakable(t.value(column, i)),
         lines: (i) => h("pre", null, t.value(column, i)),
         object: (i) => h("span", { class: "quiet" }, show_(t.value(column, i))),
       };
@@ -54,9 +56,9 @@ const VIEWS = {
   runs: ["Runs", runsSection],
   case: ["Case", caseSection, "results"],
   cause: ["Cause", causeSection, "overview"],
-  causes: ["Causes", simple("causes", "Causes", ["verdict", "backend", "op", "seen"], [["verdict", "", "badge"], ["id", "cause", "cause"], ["state"], ["sentence"], ["backend"], ["op"], ["message"], ["architectures", "affected architectures"], ["counted", "architectures checked"], ["failed"], ["passed"], ["seen"], ["smallest", "smallest case"]]), "overview"],
-  compared: ["Compared", simple("compared", "Compared with the base", ["state", "cause", "backend", "family", "op", "before", "after"], [["state", "", "badge"], ["case", "", "newest"], ["backend"], ["before", "before", "badge"], ["after", "now", "badge"], ["cause", "cause", "named"], ["detail"], ["machine", "machine", "wide"]]), "comparison"],
-  missing: ["Cases not run", simple("missing", "Cases not run", ["backend", "family", "op", "known"], [["case"], ["backend"], ["known", "known because it"], ["where", "there"]]), "notrun"],
+  causes: ["Causes", simple("causes", "Causes", ["verdict", "backend", "op", "seen"], [["verdict", "", "badge"], ["id", "cause", "cause"], ["state"], ["sentence"], ["backend"], ["op"], ["message"], ["architectures", "affected architectures"], ["counted", "architectures checked"], ["failed"], ["passed"], ["seen"], ["smallest", "smallest case", "ident"]]), "overview"],
+  compared: ["Compared", simple("compared", "Compared with the base", ["state", "cause", "backend", "family", "op", "before", "after"], [["state", "", "badge"], ["case", "", "newest"], ["backend"], ["after", "base → now", "change"], ["cause", "cause", "named"], ["detail"], ["machine", "machine", "wide"]]), "comparison"],
+  missing: ["Cases not run", simple("missing", "Cases not run", ["backend", "family", "op", "known"], [["case", "case", "ident"], ["backend", "backend", "ident"], ["known", "known because it"], ["where", "there"]]), "notrun"],
   units: ["Units", simple("units", "Timed units", ["unit", "backend", "model"], [["unit"], ["backend"], ["model"], ["of", "unit of work"], ["rate", "work per second"], ["low"], ["high"], ["rounds"]]), "speed"],
 };
 
@@ -79,14 +81,14 @@ function route() {
   const root = h("div", { class: `view ${name}` });
   section(root, params);
   main.replaceChildren(root);
-  document.title = `${title} – Conformance report`;
+  document.title = `${TITLE} – ${title}`;
   for (const a of document.querySelectorAll("#nav a")) {
     if (a.dataset.view === (parent || name)) a.setAttribute("aria-current", "page");
     else a.removeAttribute("aria-current");
   }
 }
 
-fillHeader();
+const TITLE = fillHeader();
 document.getElementById("made").append(
   `Made ${when(report.made)} UTC from ${plural(new Set(report.documents.map((d) => d.file)).size, "file")} with ggml-conformance ${report.version}`);
 document.getElementById("nav").append(...Object.entries(VIEWS).filter(([name, v]) => !v[2] && (!Object.hasOwn(DATA, name) || DATA[name]())).map(([name, [title]]) =>

@@ -39,14 +39,15 @@ function worstFirst(backends) {
 
 function cell(c, filter) {
   const { word, look, filter: own } = standing(c);
-  if (!own) return h("td", null, rowsLink("missing", filter, badge(word, look), `${word}: show the cases`));
+  const label = { "data-label": brief(filter.backend) };
+  if (!own) return h("td", label, rowsLink("missing", filter, badge(word, look), `${word}: show the cases`));
   const counts = [
     ["passed", c.passed, { verdict: PASSED }],
     ["executed", c.executed, { taken: "finished" }],
     ["declared", c.declared, { taken: DECLARED }],
     ["cases", c.cases, {}],
   ];
-  return h("td", null,
+  return h("td", label,
     rowsLink("results", { ...filter, ...own }, badge(word, look), `${word}: show the rows`, "state"),
     h("div", { class: "counts" },
       counts.map(([name, n, more], k) => [
@@ -59,6 +60,7 @@ function cell(c, filter) {
 function supportSection(root, params) {
   const t = tables.results;
   if (!t.count) return add(root, h("h2", null, "Support"), nothing("results", "conform run --json FILE"));
+  add(root, h("h2", null, "Support"));
   const backends = worstFirst(t.words("backend"));
   const state = { q: params.get("q") || "", state: params.get("state") || "", family: params.get("family") || "" };
   const byOp = new Map();
@@ -72,12 +74,12 @@ function supportSection(root, params) {
     const cells = split(indices, "backend", backends).map(tally);
     return { family, op, indices, cells, words: cells.map((c) => standing(c).look[1]) };
   }).sort((a, b) => worst(a.words) - worst(b.words) || (a.family !== "ops") - (b.family !== "ops") || (a.op < b.op ? -1 : 1));
+  drawSupport(root);
   const body = h("tbody");
   const found = h("p", { class: "found", role: "status" });
   const states = { bad: "some failed", lost: "some missing", zero: "0 % passed", known: "known failures", refused: "unsupported", notrun: "not run", good: "passed" };
   const families = t.words("family");
   add(root,
-    h("h2", null, "Support"),
     h("p", { class: "about" },
       "Below each word: passed / executed / declared / cases, and how long ago it last ran. ",
       "Declared: supports_op accepts the case. Executed: the backend returned a result."),
@@ -88,7 +90,7 @@ function supportSection(root, params) {
       pick("family", families.map((f) => [f, f])),
       pick("state", Object.entries(states))),
     found,
-    scroller("Support", h("table", { class: "matrix" },
+    scroller("Support", h("table", { class: "matrix cards" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, "op or family"), backends.map((b) => h("th", { scope: "col", title: b }, h("span", { class: "name" }, brief(b)))))),
       body)));
   const settle = roving(body, "a, button");
@@ -149,6 +151,65 @@ function supportSection(root, params) {
     r.lines.push(...lines);
     lines.forEach((l) => l.querySelectorAll("a, button").forEach((e) => (e.tabIndex = -1)));
   }
+}
+
+// The sign in a square, so that no answer is a colour alone.
+const SIGNS = { bad: "M4 4L10 10M10 4L4 10", zero: "M4 4L10 10M10 4L4 10", lost: "M7 3V8M7 10V11", known: "M3 7H11", refused: "M4 10L10 4" };
+const SQUARE = 14, LETTER = 7.6;
+
+// Op × type × backend as one drawing to quote: a square for each that ran, by its worst answer.
+function drawSupport(root) {
+  const t = tables.results, ops = new Map(), types = new Map(), backends = worstFirst(t.words("backend"));
+  for (const i of select(t, new URLSearchParams({ family: "ops" }))) {
+    const [op, backend, type] = [t.value("op", i), t.value("backend", i), (t.value("type", i) || "").split("+")[0] || "–"];
+    const key = `${type}\n${backend}`;
+    types.set(type, (types.get(type) || 0) + 1);
+    if (!ops.has(op)) ops.set(op, new Map());
+    ops.get(op).set(key, [...(ops.get(op).get(key) || []), i]);
+  }
+  if (!ops.size) return;
+  const names = [...types.keys()].sort((a, b) => types.get(b) - types.get(a) || (a < b ? -1 : 1));
+  const used = backends.map((b) => names.filter((type) => [...ops.values()].some((cells) => cells.has(`${type}\n${b}`))));
+  const left = LETTER * Math.max(...[...ops.keys()].map((op) => op.length)) + 12;
+  const top = 62 + LETTER * Math.max(...names.map((type) => type.length));
+  const wide = used.map((own, k) => Math.max(own.length * SQUARE, brief(backends[k]).length * LETTER) + 14);
+  const starts = wide.map((_, k) => left + wide.slice(0, k).reduce((a, b) => a + b, 0));
+  const rows = [...ops].sort((a, b) => (a[0] < b[0] ? -1 : 1)), under = top + rows.length * SQUARE;
+  const title = document.querySelector("h1").textContent, legend = [["good", "passed"], ["bad", "some failed"], ["lost", "missing"], ["known", "known failures"], ["refused", "unsupported"]];
+  const places = legend.map(([, word], k) => left + legend.slice(0, k).reduce((sum, [, w]) => sum + w.length * LETTER + 30, 0));
+  const width = Math.max(left + wide.reduce((a, b) => a + b, 0), places.at(-1) + 110, title.length * 8.2 + 16), height = under + 32;
+  const square = (look, x, y, text) => s("g", { transform: `translate(${x} ${y})` }, text ? s("title", null, text) : "", s("rect", { class: look, width: SQUARE, height: SQUARE }), SIGNS[look] ? s("path", { class: `sign ${look}`, d: SIGNS[look] }) : "");
+  const svg = s("svg", { class: "picture", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Support of ${plural(rows.length, "op")} by type and backend` },
+    s("rect", { class: "paper", width, height }),
+    s("text", { class: "title", x: 8, y: 18 }, title), s("text", { x: 8, y: 34 }, `${when(report.made)} UTC, ggml-conformance ${report.version}`),
+    backends.map((b, k) => [s("text", { x: starts[k], y: 54 }, s("title", null, b), brief(b)),
+      used[k].map((type, n) => s("text", { transform: `translate(${starts[k] + n * SQUARE + 11} ${top - 4}) rotate(-90)` }, type))]),
+    rows.map(([op, cells], r) => [s("text", { x: 8, y: top + r * SQUARE + 11 }, op),
+      backends.map((b, k) => used[k].map((type, n) => {
+        const of = cells.get(`${type}\n${b}`);
+        if (!of) return "";
+        const { word, look } = standing(tally(of));
+        return square(look[1], starts[k] + n * SQUARE, top + r * SQUARE, `${op} ${type} on ${b}: ${word}`);
+      }))]),
+    legend.map(([look, word], k) => [square(look, places[k], under + 10), s("text", { x: places[k] + 18, y: under + 21 }, word)]));
+  add(root, scroller("Picture of the support", svg),
+    h("p", null, h("button", { type: "button", onclick: () => saveDrawing(svg, "support.svg") }, "Save as SVG")));
+}
+
+const DRAWN = ["fill", "fill-opacity", "stroke", "stroke-width", "font-size", "font-weight", "font-family", "text-anchor"];
+
+// Writes a drawing with its colours, as it looks here, to a file of its own.
+function saveDrawing(svg, name) {
+  const copy = svg.cloneNode(true), from = svg.querySelectorAll("*");
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  copy.querySelectorAll("*").forEach((e, k) => {
+    const style = getComputedStyle(from[k]);
+    if (e.tagName !== "title") for (const key of DRAWN) e.setAttribute(key, style.getPropertyValue(key));
+  });
+  const address = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }));
+  h("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+  say(`${name} saved`);
 }
 
 function split(indices, column, words) {

@@ -4,7 +4,7 @@ function overviewSection(root) {
   const t = tables.results;
   add(root, h("h2", null, "Overview"), changedCode());
   if (report.base) add(root, h("h3", null, "Compared with the base"), comparedCounts());
-  if (tables.causes.count) add(root, h("h3", null, plural(faults().length, "cause"), ", most urgent first"), causesTable(), archCauses());
+  if (tables.causes.count) add(root, h("h3", null, plural(faults().length, "cause"), ", most urgent first"), causesList(), archCauses());
   if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));
   if (t.count) add(root, h("h3", null, tables.causes.count ? "Other failures" : "Failures"), failures());
   add(root, h("h3", null, "Not run"), notRunSummary());
@@ -26,32 +26,41 @@ function faults() {
 function verdictsOf(rows, side) {
   const counts = new Map();
   for (const i of rows) counts.set(tables.compared.value(side, i), (counts.get(tables.compared.value(side, i)) || 0) + 1);
-  return [...counts].map(([verdict, n]) => h("div", null, badge(verdict), ` ${count(n)}`));
+  return [...counts].map(([verdict, n]) => [badge(verdict), ` ${count(n)} `]);
 }
 
-function causesTable() {
-  const t = tables.causes, all = faults(), sides = report.base ? ["before", "after"] : [];
-  const heads = ["rank", "", "cause", "cases", ...(report.base ? ["base", "now"] : []), "architectures", "smallest case", "first seen"];
-  const numeric = ["rank", "cases", "architectures"];
-  const proofs = NEWEST;
+// What became of a cause's pairs since the base: verdicts of both sides only where they differ.
+function sinceBase(id) {
+  const rows = select(tables.compared, new URLSearchParams({ cause: id })), moved = rows.filter((i) => tables.compared.value("before", i) !== tables.compared.value("after", i));
+  if (!report.base || !rows.length) return "";
+  if (!moved.length) return h("p", { class: "base-and-now" }, "same verdicts in the base");
+  return h("p", { class: "base-and-now" }, "base ", verdictsOf(moved, "before"), "→ now ", verdictsOf(moved, "after"), moved.length < rows.length ? ` (${count(rows.length - moved.length)} as in the base)` : "");
+}
+
+function causesList() {
+  const t = tables.causes, all = faults();
   return [
-    scroller("Causes", h("table", { class: "plain causes" },
-      h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col", class: numeric.includes(x) ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
-      h("tbody", null, all.slice(0, CAUSES).map((same, k) => {
-        const i = same[0], { id, backend, verdict, smallest } = causeOf(i), proof = proofs.get(`${smallest}\n${backend}`);
-        const backends = same.map((j) => t.value("backend", j)), pairs = report.base ? select(tables.compared, new URLSearchParams({ cause: id })) : [];
-        return h("tr", null,
-          h("td", { class: "number" }, k + 1), h("td", null, badge(verdict)),
-          h("th", { scope: "row" }, causeLink(id, backend, causeText(i)),
-            h("div", { class: "quiet" }, "on ", [...new Map(backends.map((b) => [report.devices[b] || b, b]))].map(([name, b], n) => [n ? ", " : "", b === backend ? name : causeLink(id, b, name)]))),
-          h("td", { class: "number" }, figure("results", { cause: id, backend: backends })),
-          sides.map((side) => h("td", null, verdictsOf(pairs, side))),
-          h("td", { class: "number" }, number(t.value("architectures", i)), t.value("counted", i) < t.value("of", i) ? ` of ${number(t.value("counted", i))} checked` : ""),
-          h("td", null, proof === undefined ? smallest : caseLink(proof)),
-          h("td", null, seenFirst(i)));
-      })))),
+    h("ol", { class: "causes", "aria-label": "Causes" }, all.slice(0, CAUSES).map(causeCard)),
     all.length > CAUSES ? h("p", null, rowsLink("causes", {}, `All ${plural(t.count, "cause")}`)) : "",
   ];
+}
+
+// What broke, where, since when, and the command that shows it.
+function causeCard(same) {
+  const t = tables.causes, i = same[0], { id, backend, verdict, smallest } = causeOf(i), proof = NEWEST.get(`${smallest}\n${backend}`);
+  const backends = same.map((j) => t.value("backend", j));
+  const counted = t.value("architectures", i) === null ? "" : t.value("counted", i) < t.value("of", i) ? `${number(t.value("architectures", i))} of ${number(t.value("counted", i))} checked architectures` : plural(t.value("architectures", i), "architecture");
+  return h("li", null,
+    h("h4", null, badge(verdict), " ", causeLink(id, backend, causeTold(i))),
+    h("p", { class: "quiet where" }, "on ", [...new Map(backends.map((b) => [report.devices[b] || b, b]))].map(([name, b], n) => [n ? ", " : "", b === backend ? breakable(name) : causeLink(id, b, breakable(name))])),
+    sinceBase(id),
+    h("p", { class: "quiet" }, figure("results", { cause: id, backend: backends }), figureCount(id, backends) === 1 ? " case: " : " cases, such as ", h("span", { class: "smallest" }, proof === undefined ? breakable(smallest) : caseLink(proof))),
+    h("p", { class: "quiet" }, counted ? `${counted}; ` : "", h("span", { class: "first" }, "first seen ", seenFirst(i))),
+    copyable(t.value("command", i)));
+}
+
+function figureCount(cause, backend) {
+  return select(tables.results, new URLSearchParams(link("", { cause, backend }).slice(2))).length;
 }
 
 const ARCHITECTURES = 200;
@@ -72,7 +81,7 @@ function archCauses() {
   const plans = [...columns].sort();
   return [
     h("h3", null, "Causes by architecture and plan"),
-    scroller("Causes by architecture", h("table", { class: "matrix" },
+    scroller("Causes by architecture", h("table", { class: "matrix cards" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, "architecture"), plans.map((p) => h("th", { scope: "col", title: p }, h("span", { class: "name" }, brief(p)))))),
       h("tbody", null, [...rows].sort((a, b) => (a[0] < b[0] ? -1 : 1)).slice(0, ARCHITECTURES).map(([name, found]) =>
         h("tr", null, h("th", { scope: "row" }, name), plans.map((p) => h("td", null, (found.get(p) || ["–"]).map((x) => h("div", null, x))))))))),
@@ -83,7 +92,7 @@ function archCauses() {
 function backendsTable() {
   const t = tables.results;
   const heads = ["backend", "", "failed", "missing", "known failures", "unsupported", "not run", "passed", "cases", ...(Object.keys(report.good).length ? ["last good run (UTC)"] : [])];
-  return h("table", { class: "plain" },
+  return h("table", { class: "plain cards" },
     h("thead", null, h("tr", null, heads.map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
     h("tbody", null, worstFirst(t.words("backend")).map((backend) => {
       const c = tally(select(t, new URLSearchParams({ backend }))), uncounted = unlisted(backend);
@@ -93,7 +102,7 @@ function backendsTable() {
       const after = [{ verdict: PASSED }, {}];
       const cells = (filters) => filters.map((f) => h("td", { class: "number" }, figure("results", { backend, ...f })));
       const lost = uncounted ? h("td", { class: "number" }, h("a", { href: "#notrun" }, count(c.lost))) : cells([{ verdict: LOST }]);
-      return h("tr", null, h("th", { scope: "row" }, backend, report.devices[backend] ? h("div", { class: "quiet" }, report.devices[backend]) : ""),
+      return h("tr", null, h("th", { scope: "row" }, breakable(backend), report.devices[backend] ? h("div", { class: "quiet" }, report.devices[backend]) : ""),
         h("td", null, rowsLink("results", { backend, ...filter }, badge(word, look), `${word}: show the rows`)),
         cells([{ verdict: FAILED }]), lost, cells(before), h("td", { class: "number" }, figure("missing", { backend })), cells(after),
         heads.length > 9 ? h("td", { class: "number" }, report.good[backend] ? when(report.good[backend]) : "none") : "");
@@ -131,12 +140,20 @@ function failures() {
     return before.get(verdict) <= GROUPS;
   });
   return [
+    tables.causes.count ? "" : untriaged(),
     h("ul", { class: "stories" }, shown.map(groupItem)),
     h("p", null, rowsLink("results", { verdict: FAILED, ...explained }, `All ${plural(rows.length, "failure")}`), ` in ${plural(groups.size, "group")}${groups.size > shown.length ? `, the ${GROUPS} largest of each verdict here` : ""}.`),
   ];
 }
 
 const GROUPS = 10;
+
+// How to group failures of records without causes: `triage` of each file that has some.
+function untriaged() {
+  const t = tables.results, rows = select(t, new URLSearchParams(FAILED.map((v) => ["verdict", v])));
+  const names = [...new Set(rows.map((i) => t.source(i).file))];
+  return h("div", { class: "note" }, h("p", null, "Not grouped by cause yet. This command finds the causes; then make the page again:"), names.slice(0, 3).map((name) => copyable(`conform triage ${quoted(name)} --json ${quoted(name)} -o bugs`)));
+}
 
 // Failures alike: their number, why, which ops and backends they are of, and one to begin with.
 function groupItem(rows) {
@@ -151,7 +168,8 @@ function groupItem(rows) {
   return h("li", null,
     badge(verdict), " ", h("strong", null, figure("results", filter)), rows.length === 1 ? " case" : " cases", ` of ${counted("op")} on ${counted("backend")}`,
     h("p", { class: "story clip4", title: rows.length > 1 ? reason : null }, rows.length > 1 ? reason || "no detail" : t.value("detail", i) || "no detail"),
-    h("p", { class: "quiet" }, rows.length > 1 ? "such as " : "", caseLink(i)));
+    h("p", { class: "quiet" }, rows.length > 1 ? "such as " : "", caseLink(i)),
+    copyable(t.value("command", i)));
 }
 
 // This run compared with another, the base: pairs of case and backend by what became of them, and by cause.
@@ -195,27 +213,34 @@ function comparedCauses() {
   const rows = [...found].sort(([, a], [, b]) => MATTERS.map((s) => b.n[s] - a.n[s]).find((d) => d) || 0);
   return comparedTable("cause", rows.map(([, { cause, text, backends }]) => {
     const backend = [...backends];
-    return [[causeLink(cause, backend[0], text), h("div", { class: "quiet" }, `on ${backend.map((b) => report.devices[b] || b).join(", ")}`)], { cause, backend }];
+    return [[causeLink(cause, backend[0], text), h("div", { class: "quiet" }, "on ", backend.map((b, k) => [k ? ", " : "", breakable(report.devices[b] || b)]))], { cause, backend }];
   }));
 }
 
 function comparedTable(what, rows) {
-  const states = what === "cause" ? MATTERS : report.states;
-  return scroller(`Differences by ${what}`, h("table", { class: `plain ${what === "cause" ? "causes" : ""}` },
+  const count_ = (state, filter) => select(tables.compared, new URLSearchParams(link("", { ...filter, state }).slice(2))).length;
+  const states = (what === "cause" ? MATTERS : report.states).filter((state) => rows.some(([, filter]) => count_(state, filter)));
+  return scroller(`Differences by ${what}`, h("table", { class: `plain cards ${what === "cause" ? "causes" : ""}` },
     h("thead", null, h("tr", null, h("th", { scope: "col" }, what), states.map((s) => h("th", { scope: "col", class: "number" }, badge(s))))),
     h("tbody", null, rows.map(([name, filter]) => h("tr", null, h("th", { scope: "row" }, name), states.map((state) => h("td", { class: "number" }, figure("compared", { ...filter, state }))))))));
 }
 
 function comparedStory(i) {
   const t = tables.compared;
-  return h("li", null, badge(t.value("state", i)), " ", comparedCase(i), ` on ${t.value("backend", i)}: `, badge(t.value("before", i)), " → ", badge(t.value("after", i)),
+  return h("li", null, badge(t.value("state", i)), " ", comparedCase(i), " on ", breakable(t.value("backend", i)), ": ", change(i),
     h("p", { class: "story clip4" }, t.value("detail", i) || "no detail"));
 }
 
 // The case, as a link where this run has a result of it.
 function comparedCase(i) {
   const t = tables.compared, row = t.value("after", i) === "not run" ? undefined : NEWEST.get(`${t.value("case", i)}\n${t.value("backend", i)}`);
-  return row === undefined ? t.value("case", i) : caseLink(row);
+  return row === undefined ? breakable(t.value("case", i)) : caseLink(row);
+}
+
+// The verdict in the base and now; once if both are the same.
+function change(i) {
+  const [before, after] = ["before", "after"].map((side) => tables.compared.value(side, i));
+  return before === after ? badge(after) : [badge(before), " → ", badge(after)];
 }
 
 // What did not run, in plain sight: one line each, with the reason.
@@ -247,7 +272,7 @@ function notRunSection(root) {
 
 function runsSection(root) {
   add(root, h("h2", null, "Runs"), h("p", { class: "about" }, "Records that this page shows. ", report.superseded ? `${plural(report.superseded, "older result")} of cases that ran again ${report.superseded === 1 ? "is" : "are"} not shown.` : ""));
-  add(root, scroller("Runs", h("table", { class: "plain" },
+  add(root, scroller("Runs", h("table", { class: "plain cards" },
     h("thead", null, h("tr", null, ["file", "run", "written (UTC)", "commit", "CI job", "rows", "machine", "versions"].map((x) => h("th", { scope: "col" }, x)))),
     h("tbody", null, report.documents.map((d) => h("tr", null,
       h("th", { scope: "row" }, d.file), h("td", null, h("code", null, d.run)), h("td", null, when(d.written)),

@@ -32,6 +32,8 @@ function fillHeader() {
   const [word, kind] = bad.length ? ["✗", "bad"] : look.length ? ["?", "unsure"] : ["✓ No failures", "good"];
   const told = [...bad, ...look];
   const passed = select(t, new URLSearchParams(PASSED.map((v) => ["verdict", v]))).length;
+  const title = [word, told[0]?.[0]].filter(Boolean).join(" ") + (report.subject ? `: ${report.subject}` : "");
+  add(document.querySelector("h1"), breakable(title));
   const headline = document.getElementById("headline");
   headline.className = `headline ${kind}`;
   add(headline, h("strong", null, word), told.slice(0, MOST_NAMED).map(([text, href]) => [" ", h("a", { href }, text), h("span", null, ",")]),
@@ -41,6 +43,7 @@ function fillHeader() {
   fillLost();
   fillScope();
   fillOrigin();
+  return title;
 }
 
 // How far the headline reaches: a line per backend and selection.
