@@ -3,8 +3,9 @@
 A greedy weighted set cover. Its items are pairs of traits (`traits.py`). A kind of pairs weighs as much as it explains
 of the mutants that `weights.py` learned from, spread over all pairs of the kind. So a fault that nobody has seen is
 noticed if it depends on a pair that some case has. `smoke` must also have the rows that the tables name
-(`OpCases.smoke`), every trait of the tables' rows, every value of an axis of a dispatch grid, and the cases that known
-faults name.
+(`OpCases.smoke`), every trait of the tables' rows, each op in F32 with a view, every value of an axis of a dispatch
+grid, and the cases that known faults name. A case that ggml refuses, which checks the reference, runs on no backend:
+it is never chosen.
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from backends.ggml import GgmlBackend
+from conformance.backend.interface import Backend
+from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.types import F32
 from conformance.run import cost
+from conformance.run.contiguous import contiguous
 from conformance.suite.family import with_seed
 from conformance.suite.grid import Row, ids_of_rows
 from conformance.suite.ops import CHOSEN, KNOWN, NAME, build, by_size, ids, paired
@@ -46,9 +52,12 @@ Item = Pair | tuple[str, ...]
 
 def choose(n: int = CASES) -> list[str]:
     """Return the `n` ids of level `smoke`, those that notice most per second first."""
-    needed = _needed()
-    items: dict[str, set[Item]] = {i: {*pairs(i), *needed.get(i, ())} for i in by_size(ids("standard"))}
-    prices = {i: 1 + cost.total(build(i), EXACT) / SMALL for i in items}
+    cases = {i: build(i) for i in by_size(ids("standard"))}
+    ggml = GgmlBackend()
+    cases = {i: case for i, case in cases.items() if checks(ggml, case)}
+    needed = _needed(cases)
+    items: dict[str, set[Item]] = {i: {*pairs(i), *needed.get(i, ())} for i in cases}
+    prices = {i: 1 + cost.total(case, EXACT) / SMALL for i, case in cases.items()}
     weights = _weights(items)
     named = _ids(table.smoke for table in TABLES)
     order = _cover(items, weights, prices, named)[: n - len(named)]
@@ -62,6 +71,12 @@ def choose(n: int = CASES) -> list[str]:
         del order[-max(1, excess // 2) :]
     chosen = {i: items[i] for i in (*named, *order, *added)}
     return list(dict.fromkeys((*_cover(chosen, weights, prices), *chosen)))
+
+
+def checks(ggml: Backend, case: Case) -> bool:
+    """Return True if ggml accepts every node of a case or, as it checks a strided op, of its copy without strides."""
+    copied = contiguous(case)
+    return any(all(all(ggml.supports(s.graph)) for s in each.steps) for each in (case, *(copied or ())[:1]))
 
 
 def write() -> Sequence[str]:
@@ -109,7 +124,7 @@ def _weights(items: Mapping[str, Collection[Item]]) -> dict[Item, int]:
     return {item: weight[item.kind] if isinstance(item, Pair) else most for item in every}
 
 
-def _needed() -> dict[str, set[Item]]:
+def _needed(among: Collection[str]) -> dict[str, set[Item]]:
     """Return id -> what it has of all that `smoke` must have; ids with nothing of it are left out."""
     found: dict[str, set[Item]] = {}
     listed = _ids([*table.smoke, *table.standard] for table in TABLES)
@@ -123,11 +138,11 @@ def _needed() -> dict[str, set[Item]]:
     for fault in read([FOLDER]):
         if fault.level == "smoke" and fault.case.startswith(f"{NAME}/"):
             found[fault.case].add(("fault", fault.name))
-    return {i: own for i, own in found.items() if own}
+    return {i: own for i, own in found.items() if own and i in among}
 
 
 def _kinds(case_id: str) -> Iterator[tuple[str, ...]]:
-    """Yield what `smoke` shows of an op: itself, the type of each operand, each key with its words.
+    """Yield what `smoke` shows of an op: itself, also in F32 with a view, the type of each operand, keys with words.
 
     A number counts as its key alone; a shape also counts long rows and several matrices, with views and without; a
     permute only counts if rows remain rows.
@@ -135,6 +150,8 @@ def _kinds(case_id: str) -> Iterator[tuple[str, ...]]:
     op_id = parse(case_id, KNOWN)
     table: OpCases = KNOWN[op_id.op]
     yield (op_id.op,)
+    if op_id.types[:1] == (F32,) and any(key.startswith("v") for key in op_id.given):
+        yield op_id.op, "f32", "view"
     yield from ((table.ops[0], str(i), t.name) for i, t in enumerate(op_id.types))
     group = op_id.op.partition(".")[0]
     for key, value in op_id.given.items():

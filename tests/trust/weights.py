@@ -56,8 +56,8 @@ def half(mutant: Mutant) -> int:
     return zlib.crc32(subject(mutant).encode()) % 2
 
 
-def weights(tree: Tree) -> dict[str, float]:
-    """Return kind -> share of the doubt that it explains, the mean of the mutants that are learned from."""
+def weights(tree: Tree, mutants: Iterable[Mutant]) -> dict[str, float]:
+    """Return kind -> share of the doubt that it explains, the mean of those of `mutants` that teach something."""
     reached: dict[int, set[str]] = defaultdict(set)
     known: set[str] = set()
     for row in rows(tree.folder / "reach-ours.jsonl"):
@@ -71,9 +71,9 @@ def weights(tree: Tree) -> dict[str, float]:
         of_op[_case(i)[0]].append(i)
     sampled = {s.number: s for s in (Sampled(**row) for row in rows(tree.folder / "sampled.jsonl"))}
     total, n = Counter[PairKind](), 0
-    for mutant in tree.mutants:
+    for mutant in mutants:
         sample = sampled.get(mutant.number)
-        if sample is None or not sample.noticing or not half(mutant):
+        if sample is None or not sample.noticing:
             continue
         few = len(sample.noticing) * len(reached[mutant.number]) <= MANY * (len(sample.noticing) + len(sample.others))
         if few and (explained := _explained(sample, reached[mutant.number], of_op)):
@@ -82,9 +82,9 @@ def weights(tree: Tree) -> dict[str, float]:
     return {" ".join(kind): round(total[kind] / n, 3) for kind in KINDS if total[kind] > 0}
 
 
-def write(tree: Tree) -> Mapping[str, float]:
+def write(tree: Tree, mutants: Iterable[Mutant]) -> Mapping[str, float]:
     """Write the file of the weights and return them."""
-    found = weights(tree)
+    found = weights(tree, mutants)
     WEIGHTS.write_text(json.dumps(found, indent=0) + "\n", encoding="ascii", newline="\n")
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,36 +9,23 @@ from pathlib import Path
 import click
 
 from conformance.run.session.select import case_ids
-from conformance.suite.ops import ids
 
 from ..weights import half, write  # noqa: TID252  # this package is `trust` in pytest and `tests.trust` as a command
-from .curve import places, share, svg
-from .journal import rows
+from .curve import SHOWN, share, svg
 from .page import diff, page
 from .sanitize import SANITIZERS, reports
 from .score import SUITES, Score, Scores, Suite, sample
-from .tree import AREAS, Tree, build, sanitized
+from .tree import AREAS, Mutant, Tree, build, sanitized
 
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+_SAMPLE = click.option("--sample", "n", default=0, help="Only so many, drawn by --seed; 0 for all.")
+_SEED = click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
 
 
-def curves_of(tree: Tree, order: Sequence[str]) -> tuple[dict[str, list[float | None]], float]:
-    """Return name of a journal of first cases -> seconds until each mutant is noticed, and the seconds of the longest.
-
-    The mutants are those that some case notices and that nothing was learned from. A journal may have an order of its
-    own, in `order-NAME.json`.
-    """
-    known = {s["number"] for s in rows(tree.folder / "sampled.jsonl") if s["noticing"]}
-    firsts, ends = {}, []
-    for path in sorted(tree.folder.glob("first-*.jsonl")):
-        name = path.stem.removeprefix("first-")
-        own = path.with_name(f"order-{name}.json")
-        at = places(json.loads(own.read_text(encoding="ascii")) if own.exists() else order)
-        ends.append(max(at.values()))
-        firsts[name] = {row["number"]: at.get(row["case"]) for row in rows(path)}
-    known |= {n for first in firsts.values() for n, seconds in first.items() if seconds is not None}
-    chosen = [m.number for m in tree.mutants if m.number in known and not half(m)]
-    return {name: [first.get(n) for n in chosen] for name, first in firsts.items()}, max(ends)
+def _drawn(scores: Scores, side: int, n: int, seed: int) -> list[Mutant]:
+    """Return `n` mutants that cases of `ops` reach, of one half of the functions (`half`); all of them if `n` is 0."""
+    reached = list(scores.reaching([m for m in scores.tree.mutants if half(m) == side]))
+    return sample(reached, n or len(reached), seed)
 
 
 @click.group()
@@ -67,8 +53,8 @@ def build_command(package: Path, folder: Path, n: int, seed: int, areas: Sequenc
 
 @kernels.command()
 @_FOLDER
-@click.option("--sample", "n", default=0, help="Only so many, drawn by --seed; 0 for all.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
+@_SAMPLE
+@_SEED
 @click.option("--suite", "suites", multiple=True, type=click.Choice(SUITES), help="Only by this; default: both.")
 def run(folder: Path, n: int, seed: int, suites: Sequence[Suite]) -> None:
     """Judge the mutants of FOLDER; continue an earlier run."""
@@ -88,30 +74,33 @@ def alone(folder: Path) -> None:
 
 @kernels.command("curve")
 @_FOLDER
+@_SAMPLE
+@_SEED
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Also write the plot (SVG).")
-def curve_command(folder: Path, output: Path | None) -> None:
-    """Print how many of the mutants that nothing was learned from `smoke` of `ops` has noticed after so many seconds.
+def curve_command(folder: Path, n: int, seed: int, output: Path | None) -> None:
+    """Print how many mutants that nothing was learned from both suites notice in how many seconds.
 
-    Mutants that no case was seen to notice are left out. A journal `first-NAME.jsonl` of FOLDER is a curve of its own.
+    Ours is `ops`, `smoke` before `standard`. Seconds are of a processor. Mutants that nothing notices are left out.
     """
     scores = Scores(Tree.read(folder))
-    order = ids("smoke")
-    scores.first(order, folder / "first-smoke.jsonl", lambda line: click.echo(line, err=True))
-    curves, end = curves_of(scores.tree, order)
+    curves = scores.curves(_drawn(scores, 0, n, seed), lambda line: click.echo(line, err=True))
     for name, times in curves.items():
-        shares = ", ".join(f"{s:g} s: {share(times, s):.0%}" for s in (1, 2, 4, end))
+        shares = ", ".join(f"{s:g} s: {share(times, s):.0%}" for s in SHOWN)
         click.echo(f"{name}: {shares} of {len(times)}")
     if output:
-        output.write_text(svg(curves, end), encoding="utf-8", newline="\n")
+        output.write_text(svg(curves), encoding="utf-8", newline="\n")
 
 
 @kernels.command()
 @_FOLDER
-def learn(folder: Path) -> None:
-    """Run drawn cases on the mutants of FOLDER, and write what `choose` weighs pairs with."""
+@_SAMPLE
+@_SEED
+def learn(folder: Path, n: int, seed: int) -> None:
+    """Run drawn cases on mutants of half of the functions, and write what `choose` weighs pairs with."""
     scores = Scores(Tree.read(folder))
-    scores.sample(lambda line: click.echo(line, err=True))
-    for kind, explained in write(scores.tree).items():
+    mutants = _drawn(scores, 1, n, seed)
+    scores.sample(mutants, lambda line: click.echo(line, err=True))
+    for kind, explained in write(scores.tree, mutants).items():
         click.echo(f"{kind}: {explained:.0%}")
 
 

@@ -5,6 +5,7 @@ Times are modelled, not measured: a case takes `CASE` seconds, and as long again
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
@@ -16,6 +17,8 @@ from ..choose import SMALL  # noqa: TID252  # this package is `trust` in pytest 
 
 CASE = 0.0055
 """Processor seconds of a small case on `ggml`, with the reference, on the machine of the record."""
+SHOWN = (10.0, 60.0, 300.0)
+"""Processor seconds at which shares are printed; the last ends the plot."""
 WIDTH, HEIGHT, MARGIN = 640, 320, 48
 _FONT = 'font-family="sans-serif" font-size="12"'
 _COLOURS = ("#1f77b4", "#d62728", "#7f7f7f")
@@ -32,8 +35,9 @@ def share(times: Sequence[float | None], seconds: float) -> float:
     return sum(t is not None and t <= seconds for t in times) / len(times)
 
 
-def svg(curves: Mapping[str, Sequence[float | None]], end: float) -> str:
-    """Return a plot of the shares of all `curves`, by name, over seconds up to `end`."""
+def svg(curves: Mapping[str, Sequence[float | None]]) -> str:
+    """Return a plot of the shares of all `curves`, by name, over the logarithm of seconds."""
+    start, end = 1.0, SHOWN[-1]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {_FONT}>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
@@ -41,17 +45,20 @@ def svg(curves: Mapping[str, Sequence[float | None]], end: float) -> str:
     right, bottom = WIDTH - MARGIN, HEIGHT - MARGIN
     for k in range(5):
         y = bottom - (bottom - MARGIN) * k / 4
-        x = MARGIN + (right - MARGIN) * k / 4
         parts += [
             f'<path d="M{MARGIN} {y:.1f}H{right}" stroke="#ddd"/>',
             f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{25 * k} %</text>',
-            f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{end * k / 4:g} s</text>',
         ]
+
+    def x(seconds: float) -> float:
+        return MARGIN + (right - MARGIN) * math.log(max(seconds, start) / start) / math.log(end / start)
+
+    parts += [f'<text x="{x(s):.1f}" y="{bottom + 18}" text-anchor="middle">{s:g} s</text>' for s in (start, *SHOWN)]
     for (name, times), colour in zip(curves.items(), _COLOURS, strict=False):
         steps = [(t, share(times, t)) for t in sorted(t for t in times if t is not None and t <= end)]
         path = f"M{MARGIN} {bottom}"
         for t, y in [*steps, (end, share(times, end))]:
-            path += f"H{MARGIN + (right - MARGIN) * t / end:.1f}V{bottom - (bottom - MARGIN) * y:.1f}"
+            path += f"H{x(t):.1f}V{bottom - (bottom - MARGIN) * y:.1f}"
         last = bottom - (bottom - MARGIN) * share(times, end)
         at = last - 6 if colour == _COLOURS[0] else last + 16
         parts += [
