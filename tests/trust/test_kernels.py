@@ -163,7 +163,6 @@ def _theirs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Theirs:
     tree.test_backend_ops.write_text(FAKE)
     tree.test_backend_ops.chmod(0o755)
     monkeypatch.setattr(theirs, "_SLACK", 2.0)
-    monkeypatch.setattr(theirs, "PATIENCE", 2.0)
     return Theirs(tree)
 
 
@@ -195,12 +194,12 @@ def test_a_run_of_theirs_notices_at_a_second(tmp_path: Path, monkeypatch: pytest
     assert ours.timeline(tmp_path / "timeline.jsonl", 300.0) == clean
     line = [replace(told, seconds=float(k)) for k, told in enumerate(clean)]
     mutants = {m.number: m for m in _mutants()}
-    assert ours.first(mutants[1], ["ADD"], line) == 0.0, "it dies in the first case"
-    assert ours.first(mutants[2], ["MUL"], line) is None, "the failing case is none of the clean run"
-    assert ours.first(mutants[3], ["MUL"], line) is None, "patience ends"
-    assert ours.first(mutants[4], ["ADD", "MUL"], line) == 3.0
-    assert ours.first(mutants[5], ["ADD"], line) is None
-    assert ours.first(mutants[4], ["SUB"], line) is None
+    assert ours.first(mutants[1], ["ADD"], line, 2.0) == 0.0, "it dies in the first case"
+    assert ours.first(mutants[2], ["MUL"], line, 2.0) is None, "the failing case is none of the clean run"
+    assert ours.first(mutants[3], ["MUL"], line, 2.0) is None, "patience ends"
+    assert ours.first(mutants[4], ["ADD", "MUL"], line, 2.0) == 3.0
+    assert ours.first(mutants[5], ["ADD"], line, 2.0) is None
+    assert ours.first(mutants[4], ["SUB"], line, 2.0) is None
 
 
 def test_a_journal_goes_on_and_the_page_counts(tmp_path: Path) -> None:

@@ -16,11 +16,15 @@ from conformance.suite.ops import ids
 from .curve import SHOWN, places
 from .journal import appending, rows
 from .ours import Ours, Reach
-from .theirs import PATIENCE, Clean, Theirs
+from .theirs import Clean, Theirs
 from .tree import Mutant, Tree
 
 Suite = Literal["ours", "theirs"]
 SUITES: tuple[Suite, ...] = get_args(Suite)
+PATIENCE = 120.0
+"""Seconds per mutant and suite, after which a survivor's remaining cases are left out."""
+_OURS, _THEIRS = 30.0, 40.0
+"""Seconds per mutant of `curves`, after which a suite does not notice it."""
 FEW = 24
 """`alone` skips a mutant that more cases of `smoke` reach."""
 COMPARED = 200
@@ -164,9 +168,9 @@ class Scores:
         done = {f.number: f for f in (First(**row) for row in rows(path))}
         with appending(path) as add:
             for m, own in self.reaching([m for m in mutants if m.number not in done]).items():
-                case = self.ours.first(m, sorted(own, key=lambda r: place[r.case]), PATIENCE)
+                case = self.ours.first(m, sorted(own, key=lambda r: place[r.case]), _OURS)
                 ops = {part for r in own for part in r.case.partition("/")[2].partition("-")[0].split(".")}
-                done[m.number] = First(m.number, case, self.theirs.first(m, ops, line))
+                done[m.number] = First(m.number, case, self.theirs.first(m, ops, line, _THEIRS))
                 add(done[m.number])
                 say(f"{m.number} {m.place}: ours {case or 'nothing'}, theirs {done[m.number].theirs}")
         noticed = [f for m in mutants if (f := done[m.number]).case or f.theirs is not None]

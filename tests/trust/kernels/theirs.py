@@ -27,8 +27,6 @@ from .tree import Mutant, Tree
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CASE = re.compile(r"(?P<name>[A-Z0-9_]+\(.*\)): .*?(?P<verdict>OK|FAIL|not supported)")
 _HANG = "hang"
-PATIENCE = 120.0
-"""Seconds per mutant and suite, after which a survivor's remaining cases are left out."""
 Ends = Callable[[str, str, float], bool]
 """Case, verdict, processor seconds -> whether to read no further."""
 _CLEAN = 3600.0
@@ -116,11 +114,11 @@ class Theirs:
                     add(each)
         return [Told(**row) for row in rows(path)]
 
-    def first(self, mutant: Mutant, ops: Collection[str], line: Sequence[Told]) -> float | None:
+    def first(self, mutant: Mutant, ops: Collection[str], line: Sequence[Told], limit: float) -> float | None:
         """Return the processor seconds of a run of all ops until it notices a mutant; None if its `line` ends before.
 
         Only the ops that may reach the mutant run: `ops`, and those of several nodes, whose names are no op's. A run
-        that dies notices the mutant in the case after the last result.
+        that dies notices the mutant in the case after the last result. After `limit` seconds none does.
         """
         places = {told.name: k for k, told in enumerate(line)}
         known = {told.name for told in line if told.verdict == "FAIL"}
@@ -137,7 +135,7 @@ class Theirs:
             last = name
             return _is_new(name, verdict, known=known)
 
-        verdicts, died = self._run(sorted({*ops, *several}), mutant.number, PATIENCE, ends)
+        verdicts, died = self._run(sorted({*ops, *several}), mutant.number, limit, ends)
         if any(_is_new(n, v, known=known) for n, v in verdicts.items() if n in places):
             return line[places[last]].seconds
         after = [told for told in mine if not last or places[told.name] > places[last]]
