@@ -105,7 +105,7 @@ class Suite:
 
     @cached_property
     def keys(self) -> list[Key]:
-        """Tests to run, family by family, cases outermost, in the order of the highest level.
+        """Tests to run, cases outermost, in the order of the highest level.
 
         Raises:
             UsageError: a family is unknown, or a glob matches no case.
@@ -113,10 +113,8 @@ class Suite:
         """
         by_level = sorted(self.chosen.specs, key=lambda s: LEVELS.index(self.chosen.levels[s]), reverse=True)
         wanted = {s: dict.fromkeys(self.chosen.ids[s]) for s in self.chosen.specs}
-        families: dict[str, dict[str, None]] = {}
-        for i in (i for s in by_level for i in wanted[s]):
-            families.setdefault(i.partition("/")[0], {})[i] = None
-        return [(s, i) for family in families.values() for i in family for s, ids in wanted.items() if i in ids]
+        order = dict.fromkeys(i for s in by_level for i in wanted[s])
+        return [(s, i) for i in order for s, ids in wanted.items() if i in ids]
 
     def key_of(self, nodeid: str) -> Key | None:
         """Return case and backend of a test from its node id; None for other tests."""

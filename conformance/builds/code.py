@@ -217,12 +217,12 @@ class Code:
             return f"add {m[1]}, {name}"
         if m := _PAGED.search(operands):
             width = {"q": 16, "d": 8, "x": 8, "s": 4, "w": 4}.get(operands[0], 0)
-            page, far = pages.get(m[1]), int(m[2] or "0", 0)
+            held, far = pages.get(m[1]), int(m[2] or "0", 0)
             # a register that one path restored still holds its page on another one
-            if page is None and m[1] in _KEPT and self._is_slot(pages.get(f"last {m[1]}", -far) + far):
-                page = pages[f"last {m[1]}"]
-            if page is not None:
-                operands = f"{operands[: m.start()]}{self.name(page + far, width)}"
+            if held is None and m[1] in _KEPT and self._is_slot(pages.get(f"last {m[1]}", -far) + far):
+                held = pages[f"last {m[1]}"]
+            if held is not None:
+                operands = f"{operands[: m.start()]}{self.name(held + far, width)}"
         if word[:2] != "st":
             pages.pop(operands.partition(",")[0], None)
         return f"{word} {operands}"

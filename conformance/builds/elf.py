@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -77,11 +77,13 @@ class Image:
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self.elf: Any = ELFFile(self._map)
+            self.elf: Any = ELFFile(cast("Any", self._map))
             self.machine = str(self.elf["e_machine"])
             headers = [(s.name, s.header) for s in self.elf.iter_sections()]
         except (ELFError, ValueError, OSError) as e:
-            raise UnavailableError(f"{path}: a library in ELF format expected: {e or 'it is another one'}") from None
+            raise UnavailableError(
+                f"{path}: a library in ELF format expected: {str(e) or 'it is another one'}"
+            ) from None
         if self.machine not in RELATIVE or not self.elf.little_endian or self.elf.elfclass != 64:
             raise UnavailableError(f"{path}: a library for x86-64 or aarch64 expected, it is for {self.machine}")
         self.headers = dict(headers)

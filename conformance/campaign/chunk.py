@@ -26,7 +26,7 @@ from conformance.run.session.environment import environment
 from conformance.run.session.journal import Journal
 from conformance.run.session.settings import WaiverBook
 from conformance.suite.batch import groups
-from conformance.testrun import Pace
+from conformance.testrun import SLOW, Pace
 
 SECONDS = 10.0
 """Time limit of a task in seconds. Remaining cases return to the queue."""
@@ -114,7 +114,10 @@ def execute(chunk: Chunk, worker: str = "", show: Callable[[Reply], None] | None
     try:
         runner = _runner(chunk)
         runner.waivers = WaiverBook.unpack(chunk.spec, chunk.waivers)
-        full, pace = runner.batch_size(chunk.spec), _HELD.paces.setdefault(chunk.spec, Pace())
+        full, pace = (
+            runner.batch_size(chunk.spec),
+            _HELD.paces.setdefault(chunk.spec, Pace(SLOW)),
+        )  # most of a batch may crash
         while (batch := chunk.cases[ran : ran + pace.size(full)]) and not (ran and is_late()):
             start = time.monotonic()
             for cases in groups(map(runner.case, batch)):

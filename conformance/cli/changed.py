@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +18,15 @@ from conformance.ggml.lib.library import find
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import counted
 from conformance.run.session.spread import spread, subject
+from conformance.suite import ops, tbo
 from conformance.testrun import Chosen
 
 from .output import leave, line
 
 LIB = "lib"
 """Option of an adapter that names a build."""
+_SMALL = (f"{ops.NAME}/", f"{tbo.NAME}/")
+"""Families whose cases run first: a trajectory costs as much as hundreds of them."""
 
 
 def is_build(text: str) -> bool:
@@ -72,21 +76,31 @@ def only_changed(chosen: Chosen) -> Chosen:
         leave(Outcome())
     ids = [c for c in chosen.cases_of(spec) if isinstance(c, str)]
     code, setup = code_of(found, builds[0])
-    of = impact(code, spread(ids), setup)
+    small = [i for i in ids if i.startswith(_SMALL)]
+    order = [*spread(small), *spread([i for i in ids if not i.startswith(_SMALL)])]
+    of = impact(code, order, setup)
     for text in sentences(changes(found, [of])):
         line(text)
     if found.rebuilt:
         return chosen
     first = of.first()
-    kept = set(first)
-    seen = {subject(i) for i in first}
-    each = {subject(i): i for i in reversed(spread(ids)) if subject(i) not in seen} if of.shared else {}
-    wanted = [*first, *each.values()]
-    if not wanted:
+    each = _one_each(order, first) if of.shared else []
+    if not (first or each):
         leave(Outcome.of(Why.UNEXECUTED, ["no case reaches what changed"]))
-    more = f" and {counted(len(each), 'case')} of other ops" if each else ""
-    line(
-        f"{counted(len(kept), 'case')} of {len(ids):,} at level {chosen.level} reach changed code; these{more} run; "
-        f"left out: {len(ids) - len(wanted):,}, and all live families"
-    )
+    left = len(ids) - len(first) - len(each)
+    texts = [f"{counted(len(first), 'case')} that {'reaches' if len(first) == 1 else 'reach'} changed code"]
+    texts += [f"{counted(len(each), 'case')}, one of each other op and family"] if each else []
+    line(f"level {chosen.level}: {' and '.join(texts)}; left out: {left:,} of {len(ids):,}, and all live families")
+    wanted = [*first, *each]
     return replace(chosen, only={str(spec): wanted})
+
+
+def _one_each(ids: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return a case of each op, and of each further family, of which `known` has none."""
+    seen = {_group(i) for i in known}
+    return list({_group(i): i for i in reversed(ids) if _group(i) not in seen}.values())
+
+
+def _group(case_id: str) -> str:
+    family, _, _ = case_id.partition("/")
+    return subject(case_id) if family == ops.NAME else family

@@ -258,7 +258,7 @@ def plain(level: Level, check: Callable[[], None] = lambda: None) -> dict[str, l
         if (node := _node(case_id)) is not None and (key := key_of(node)) in used:
             found.setdefault(key, []).append(case_id)
     offered: dict[str, list[str]] = {}
-    for case_id in ops.ids("standard"):
+    for case_id in ops.by_size(ops.ids("standard")):
         check()
         node = _node(case_id)
         if node is not None and all(s is None or (s.op == "NONE" and is_contiguous(s)) for s in node.src):

@@ -45,7 +45,7 @@ class Family:
     name: str
     summary: str
     ids: Callable[[Level], Sequence[str]]
-    """Case ids `family/params@seed`, smallest first; equal on every machine."""
+    """Case ids `family/params@seed`, those of lower levels first; equal on every machine."""
     build: Callable[[str], Case]
     """Builds the case of an id, with equal bytes on every machine; `UsageError` if unknown."""
     seeded: bool = True

@@ -14,8 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise, product
+from itertools import accumulate, chain, combinations, pairwise, product
 
+from .covering import cover
+
+TRIES = 40
+"""Completions that `Grid.pairs` tries per row."""
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 """Digits that encode a row, one for each part of the grid that has alternatives."""
 
@@ -104,6 +108,11 @@ class Grid:
         places = [slice(*place) for place in pairwise((0, *ends))]
         for row in rows.split():
             yield self._id([table[row[place]] for table, place in zip(tables, places, strict=True)])
+
+    def pairs(self, name: str) -> Iterator[str]:
+        """Yield ids in which each two values of two axes meet; the same for the same `name`."""
+        rows = cover(self.sizes, list(combinations(range(len(self.sizes)), 2)), name, tries=TRIES)
+        return self.rows(" ".join("".join(DIGITS[i] for i in row) for row in rows))
 
     def _id(self, texts: Sequence[str]) -> str:
         """Return the id of the texts of heads and axes, and the values of free axes."""

@@ -8,9 +8,9 @@ the rounds, and ours over theirs: first with nothing kept from one run to the ne
 values on disk that a run before left there.
 
 SOFT_MAX and FLASH_ATTN_EXT spend their time in `np.exp` of float64, which NumPy vectorises with AVX-512 only: 0.8 ns a
-value there, 4.1 ns with AVX2 (one EPYC, `NPY_DISABLE_CPU_FEATURES`). Nothing smaller than 100 MB is faster: numexpr,
+value there, 4.1 ns with AVX2 (one EPYC, `NPY_DISABLE_CPU_FEATURES`). Of what was tried nothing is faster: numexpr,
 whose wheel lacks MKL's functions, takes 4.3 ns, and exp made of NumPy's own operations in blocks (a table of 64 powers,
-a polynomial; 1.3 ulp, against 0.5) 8.7 ns.
+a polynomial; 1.3 ulp, against 0.5) 8.7 ns. MKL, numba and torch are too large to be a dependency.
 """
 
 from __future__ import annotations

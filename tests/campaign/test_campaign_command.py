@@ -126,7 +126,7 @@ def test_a_failure_is_shown_and_saved(pool: InlinePool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--backend", "nosuch"), "--backend nosuch: is not installed"),
+        (("--backend", "nosuch"), "backend 'nosuch' is not installed"),
         (("--budget", "2"), "'--budget': '2': a time as 90s, 30m, 2h or 1.5d expected"),
         (("--stage", "run", *SMALL), "--workers: cannot be combined with"),
     ],

@@ -19,6 +19,7 @@ from conformance.judge.evidence import Place
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.process import FOREVER, OVER, Deadline
 from conformance.run.session.select import build, case_ids
+from conformance.suite.family import Level
 
 FAULTS = {f.name: f for f in read([FOLDER])}
 DECODER = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d3@1"
@@ -33,10 +34,12 @@ class _Runner(Copies):
 class Found:
     """The groups of some cases on `cpu` with faults, and what they were found from."""
 
-    def __init__(self, faults: Sequence[Fault], globs: Sequence[str], deadline: Deadline = FOREVER) -> None:
+    def __init__(
+        self, faults: Sequence[Fault], globs: Sequence[str], deadline: Deadline = FOREVER, *, level: Level = "smoke"
+    ) -> None:
         bundle = Bundle("together", tuple(faults))
         self.runner = _Runner([bundle])
-        ids = case_ids((), globs, "smoke") or globs
+        ids = case_ids((), globs, level) or globs
         results = self.runner.run(bundle.spec, [self.runner.case(i) for i in ids])
         self.failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(self.runner.case(r.case), r))]
         passed = [self.runner.case(r.case) for r in results if r.verdict is Verdict.PASS]
@@ -120,7 +123,7 @@ def test_a_fault_of_a_type_is_one_cause_of_several_ops() -> None:
 
 def test_what_no_experiment_tells_apart_is_one_cause() -> None:
     """Every CPY into a cache fails, and no node property separates it from passing CPY nodes."""
-    (group,) = Found([FAULTS["cache-not-kept"]], ("ops/CPY-f32+bf16-*", "ops/CPY-f16+q4_1-*")).groups
+    (group,) = Found([FAULTS["cache-not-kept"]], ("ops/CPY-f32+bf16-*", "ops/CPY-f16+q4_1-a=128x33x1@230")).groups
     assert group.rule.ops == ("CPY",)
 
 
@@ -130,7 +133,8 @@ def test_strides_and_offsets_are_two_causes() -> None:
     fault = _reads(
         f"{FROM_START} if {ON_LEAVES} in {offsets} else {ROWS_TOGETHER} if {ON_LEAVES} in {rows} else {RIGHT}"
     )
-    found = Found([fault], [f"ops/{op}-*" for op in (*offsets, *rows)])
+    globs = ["ops/SUM_ROWS-f32-ne=35x6x3x2,*", *(f"ops/{op}-f32-ne=18*" for op in ("SQR", "SIN", *rows))]
+    found = Found([fault], globs, level="standard")
     ops = {tuple(sorted({f.features["op"] for f in g.failures})): g.rule for g in found.groups}
     assert set(ops) == {tuple(sorted(offsets)), tuple(sorted(rows))}, found.causes
     assert {c.key for c in ops[tuple(sorted(offsets))].rest} == {"src[0].offset view"}
@@ -140,7 +144,8 @@ def test_strides_and_offsets_are_two_causes() -> None:
 def test_strides_of_two_operands_are_two_causes() -> None:
     """ADD ignores the strides of its second operand and CONT those of its first: no cause mixes both."""
     fault = _reads(f"{ROWS_TOGETHER} if {ON_LEAVES} == ('CONT', 'ADD')[i if i < 2 else 0] else {RIGHT}")
-    found = Found([fault], ("ops/ADD-*", "ops/CONT-*", "ops/SQR-*"))
+    globs = ("ops/ADD-f32*-a=16x6x4x2,*", "ops/CONT-f32-ne=10x6x4x2,*", "ops/SQR-f32-ne=18*")
+    found = Found([fault], globs, level="standard")
     for group in found.groups:
         assert len({f.features["op"] for f in group.failures}) == 1, found.causes
     assert len(found.groups) == 2
@@ -150,8 +155,8 @@ def test_an_error_that_goes_with_its_view_is_no_cause_of_its_own() -> None:
     """Ops that read a view wrong and one that raises an error for it, in words of its own, are one cause."""
     raises = "(_ for _ in ()).throw(ConformanceError('cannot make a shape of 4 dimensions'))"
     fault = _reads(f"{raises} if s.view_offs and node.op == 'CUMSUM' else {FROM_START}")
-    globs = ("ops/SQR-f32-ne=18*", "ops/SQRT-f32-ne=18*", "ops/SUM_ROWS-f32*", "ops/CUMSUM-f32*")
-    (group,) = Found([fault], globs).groups
+    globs = ("ops/SQR-f32-ne=18*", "ops/SQRT-f32-ne=18*", "ops/SUM_ROWS-f32-ne=35x6x3x2,*", "ops/CUMSUM-f32-ne=18*")
+    (group,) = Found([fault], globs, level="standard").groups
     assert {f.result.verdict for f in group.failures} == {Verdict.FAIL, Verdict.OVERCLAIM}
 
 
@@ -159,7 +164,8 @@ def test_one_error_in_the_same_words_is_one_cause() -> None:
     """Whatever the ops are."""
     raises = "(_ for _ in ()).throw(ValueError('this op was never finished'))"
     fault = _reads(f"{raises} if node.op in ('SQR', 'SIN') else {RIGHT}")
-    (group,) = Found([fault], ("ops/SQR-f32-ne=18*", "ops/SIN-f32-ne=18*", "ops/COS-f32-ne=18*")).groups
+    globs = ("ops/SQR-f32-ne=18*", "ops/SIN-f32-ne=18*", "ops/COS-f32-ne=18*")
+    (group,) = Found([fault], globs, level="standard").groups
     assert group.rule.conditions == (Condition("op", "SIN|SQR"),)
 
 

@@ -138,7 +138,9 @@ def test_what_the_program_compares_though_nobody_wrote_it_is_said(case_id: str, 
 def test_what_one_command_writes_the_other_runs(tmp_path: Path) -> None:
     """On any backend; and lines of the program's output, whatever stands around a name."""
     path = tmp_path / "ops.txt"
-    wrote = CliRunner().invoke(main, ["list", "cases", "ops/ROPE-f32-ne=64x3x4,n_dims=32*", "--format", "test-file"])
+    wrote = CliRunner().invoke(
+        main, ["list", "cases", "ops/ROPE-f32-ne=64x3x4,n_dims=32,offs=16,mode=NEOX@322", "--format", "test-file"]
+    )
     assert wrote.exit_code == 0, wrote.output
     path.write_text(wrote.stdout)
     ran = CliRunner().invoke(main, ["run", "--backend", "cpu", "--test-file", str(path), "-q"])

@@ -16,6 +16,7 @@ from conformance.cli.perf import perf_run
 from conformance.cli.run import run
 
 RUN_ONLY = {
+    "changed",
     "minutes",
     "test_files",
     "workers",
@@ -64,7 +65,7 @@ def test_conform_run_has_no_option_besides() -> None:
     shared = {o.dest for o in RUN} - {"config_path"}
     assert {p.name for p in run.params} == {*shared, *RUN_ONLY, "config_path"}
     assert PERF not in RUN
-    assert sum(isinstance(p, click.Option) for p in run.params) <= 26
+    assert sum(isinstance(p, click.Option) for p in run.params) <= 27
 
 
 @pytest.mark.parametrize(

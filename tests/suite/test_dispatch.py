@@ -83,7 +83,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     copy = tmp_path / PAIRS.name
     copy.write_text(json.dumps(ROWS), encoding="ascii")
     monkeypatch.setattr(ops, "PAIRS", copy)
-    caches = (ops.ids, ops.tabled, ops._paired)
+    caches = (ops.ids, ops.tabled, ops.chosen, ops.paired)
     for cached in caches:
         cached.cache_clear()
     yield copy

@@ -59,7 +59,7 @@ def test_the_suite_runs_without_what_posix_alone_has(tmp_path: Path, system: str
 
     A record and a page are written, and what needs a process of its own is one line, no traceback.
     """
-    run = _without(tmp_path, system, "run", "--backend", "here", "--case", "ops/ADD-f32+f32-a=3*",
+    run = _without(tmp_path, system, "run", "--backend", "here", "--case", "ops/ADD-f32+f32-a=1x1x1@325",
                    "--case", "ops/MUL_MAT-q4_0*", "--json", "run.json", "--save-failures", "kept")  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "Traceback" not in run.stderr
@@ -70,7 +70,7 @@ def test_the_suite_runs_without_what_posix_alone_has(tmp_path: Path, system: str
 
 def test_what_needs_a_process_says_so(tmp_path: Path) -> None:
     """Where a system has neither fork nor job objects, isolation is refused with the reason."""
-    run = _without(tmp_path, "other", "run", "--backend", "xdna2", "--case", "ops/ADD-f32+f32-a=3*")
+    run = _without(tmp_path, "other", "run", "--backend", "xdna2", "--case", "ops/ADD-f32+f32-a=1x1x1@325")
     assert run.returncode != 0
     assert "neither fork nor job objects" in run.stdout + run.stderr
     assert "Traceback" not in run.stdout + run.stderr

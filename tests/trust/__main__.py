@@ -19,6 +19,7 @@ from conformance.suite import FAMILIES
 from conformance.suite.family import LEVELS, Level
 from conformance.suite.ops import ids
 
+from . import choose as choice
 from . import files as model_files
 from .faults import FOLDER, Fault, read
 from .hunt import Hunt, differences, fewest, hunt, matrix
@@ -164,6 +165,13 @@ def sight(sample: int, seed: int, area: str) -> None:
         click.echo(f"missed: {m.id}")
     for case in fewest(seen, smoke):
         click.echo(f"lacks: {case}")
+
+
+@main.command()
+def choose() -> None:
+    """Choose `smoke` of `ops` and its order, and write them where the suite reads them."""
+    chosen = choice.write()
+    click.echo(f"{len(chosen)} cases in smoke.json; first {chosen[0]}")
 
 
 @main.command()

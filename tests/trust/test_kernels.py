@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -143,37 +144,63 @@ def test_a_tree_is_read_as_it_was_written(tmp_path: Path) -> None:
 FAKE = r"""#!/bin/sh
 if [ "$1" = --list-ops ]; then printf '  ADD\n  MUL\n'; exit 0; fi
 echo "Backend 1/1: MUTANT"
-case "$4 $MUTANT" in
+for op in $(echo "${4:-ADD,MUL}" | tr , ' '); do
+case "$op $MUTANT" in
   "ADD 1") kill -9 $$ ;;
   "MUL 2") printf '[MUL] NMSE = 0.5 > 0.1   MUL(type=f32): \033[1;31mFAIL\033[0m\n'; sleep 60 ;;
   "MUL 3") sleep 60 ;;
+  "MUL 4") printf '  MUL(type=f32,x=(1)): \033[1;31mFAIL\033[0m\n'; sleep 60 ;;
 esac
-[ "$4" = ADD ] && printf '  ADD(type=f16): \033[1;31mFAIL\033[0m\n'
-printf "  $4(type=f32,x=(1)): \033[1;32mOK\033[0m\n  $4(type=q4): not supported [MUTANT]\n"
+[ "$op" = ADD ] && printf '  ADD(type=f16): \033[1;31mFAIL\033[0m\n'
+printf "  $op(type=f32,x=(1)): \033[1;32mOK\033[0m\n  $op(type=q4): not supported [MUTANT]\n"
+done
 """
 
 
-def test_their_verdicts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new failure, a death and a hang notice a mutant; a case that fails without one does not, nor does the rest."""
-    tree = _tree(tmp_path)
+def _theirs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Theirs:
+    tree = _tree(folder)
     tree.test_backend_ops.parent.mkdir()
     tree.test_backend_ops.write_text(FAKE)
     tree.test_backend_ops.chmod(0o755)
     monkeypatch.setattr(theirs, "_SLACK", 2.0)
-    ours = Theirs(tree)
+    monkeypatch.setattr(theirs, "PATIENCE", 2.0)
+    return Theirs(tree)
+
+
+def test_their_verdicts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new failure, a death and a hang notice a mutant; a case that fails without one does not, nor does the rest."""
+    ours = _theirs(tmp_path, monkeypatch)
     clean = ours.reach(tmp_path / "reach.jsonl")
     assert [(c.op, c.ran, c.failing, c.died) for c in clean.values()] == [
         ("ADD", 1, ["ADD(type=f16)"], False),
         ("MUL", 1, [], False),
     ]
-    assert Theirs(tree).reach(tmp_path / "reach.jsonl") == clean
+    assert ours.reach(tmp_path / "reach.jsonl") == clean
     both = {op: Clean(op, 0.0, c.ran, c.failing, died=False, seen=[1, 2, 3, 4]) for op, c in clean.items()}
-    mutants = {m.number: m for m in tree.mutants}
+    mutants = {m.number: m for m in _mutants()}
     assert ours.hunt(mutants[1], both, 60) == ("ADD: SIGKILL", 1)
     assert ours.hunt(mutants[2], both, 60) == ("MUL(type=f32)", 2)
     assert ours.hunt(mutants[3], both, 60) == ("MUL: hang", 2)
-    assert ours.hunt(mutants[4], both, 60) == ("", 2)
+    assert ours.hunt(mutants[4], both, 60) == ("MUL(type=f32,x=(1))", 2)
     assert ours.hunt(mutants[5], both, 60) == ("", 0)
+
+
+def test_a_run_of_theirs_notices_at_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds are those of the clean run until the case that fails or kills; a failure beyond that run is none."""
+    ours = _theirs(tmp_path, monkeypatch)
+    clean = ours.timeline(tmp_path / "timeline.jsonl", 300.0)
+    assert [t.name for t in clean] == [
+        "ADD(type=f16)", "ADD(type=f32,x=(1))", "ADD(type=q4)", "MUL(type=f32,x=(1))", "MUL(type=q4)",
+    ]  # fmt: skip
+    assert ours.timeline(tmp_path / "timeline.jsonl", 300.0) == clean
+    line = [replace(told, seconds=float(k)) for k, told in enumerate(clean)]
+    mutants = {m.number: m for m in _mutants()}
+    assert ours.first(mutants[1], ["ADD"], line) == 0.0, "it dies in the first case"
+    assert ours.first(mutants[2], ["MUL"], line) is None, "the failing case is none of the clean run"
+    assert ours.first(mutants[3], ["MUL"], line) is None, "patience ends"
+    assert ours.first(mutants[4], ["ADD", "MUL"], line) == 3.0
+    assert ours.first(mutants[5], ["ADD"], line) is None
+    assert ours.first(mutants[4], ["SUB"], line) is None
 
 
 def test_a_journal_goes_on_and_the_page_counts(tmp_path: Path) -> None:

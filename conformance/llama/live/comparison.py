@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ CLOSE = 1e-5
 `Comparison.allowance` is added to it."""
 SPREADS = 4.0
 """Allowed ratio of a difference to the spread that roundings cause."""
+NUDGES = 32
+"""Maximum number of models, different by roundings, that measure a spread."""
 SILENT = "every result is 0"
 MASKED = -1e30
 """Logits up to this are of tokens that are never emitted; they would hide all others."""
@@ -123,6 +125,30 @@ def spread(base: Sequence[Comparison], nudged: Sequence[Comparison]) -> float:
     if len(base) != len(nudged):
         return inf
     return max((nmse(new.expected, old.expected) for new, old in zip(nudged, base, strict=True)), default=inf)
+
+
+def judge_by_spread(
+    result: Result,
+    found: Sequence[Comparison],
+    again: Callable[[int], Sequence[Comparison]],
+    judge: Callable[[Sequence[Comparison]], Result],
+    changed: str,
+) -> Result:
+    """Judge a failure again, by how far roundings of the model's weights move its results.
+
+    `again` runs the comparisons on a copy of the model whose weights differ by draw N of the roundings, by none for
+    draw 0: the spread counts only if that gives the same bits. `changed` says what differs. Raises as `again`.
+    """
+    if spread(found, again(0)):
+        return result.noted("the same model gives other results, so roundings cannot be told from faults")
+    most, judged = 0.0, result
+    for draw in range(1, NUDGES + 1):
+        moved = spread(found, again(draw))
+        most = max(most, moved if isfinite(moved) else 0.0)
+        judged = judge([replace(c, spread=most) for c in found])
+        if judged.verdict is not Verdict.FAIL:
+            break
+    return replace(judged, metrics={"spread": most}).noted(f"{changed} change the results by NMSE {most:.2g}")
 
 
 def _vacuous(pair: Pair, why: str) -> Result:

@@ -171,15 +171,17 @@ class Models:
         self._model = Request("", "")
         self._processes: dict[tuple[str, str], Process] = {}
 
-    def use(self, case_id: str) -> Request:
+    def use(self, case_id: str, own: frozenset[str] = frozenset({"do"})) -> Request:
         """Generate the model of an id `FAMILY/ARCH-key=value@seed` and return its request.
+
+        `own`: keys that the family reads itself.
 
         Raises:
             UsageError: the id is invalid.
             UnavailableError: the model cannot be made here.
             BackendTimeoutError: it was not made in time.
         """
-        request, arch, keys, whole = read_id(case_id)
+        request, arch, keys, whole = read_id(case_id, own)
         key = repr((arch, keys, request.type_w, whole, request.seed))
         if key != self._key:
             self._end()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from math import isfinite
 from pathlib import Path
 
 from conformance.backend.registry import Spec
@@ -23,8 +22,7 @@ from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
 from conformance.suite.family import Level, without
 
 from .arch import FEW, fitting, spell
-from .comparison import SILENT, Comparison, judge_all, saved
-from .comparison import spread as spread_of
+from .comparison import SILENT, Comparison, judge_all, judge_by_spread, saved
 from .llama import Models, device, read_id
 from .scenarios.harness import NUDGE
 from .scenarios.table import SCENARIOS
@@ -32,8 +30,6 @@ from .scenarios.table import SCENARIOS
 NAME = "scenario"
 ENVIRONMENT = {"LLAMA_SET_ROWS": "1"}
 """Environment in which llama.cpp builds of summer 2025 reuse graphs, as later ones do."""
-NUDGES = 32
-"""Maximum number of models, different by roundings, that measure a spread."""
 TRIED = 3
 """Crashes of a model after which its other scenarios are skipped, unless one of them ran."""
 
@@ -50,15 +46,15 @@ _ORDER = tuple(dict.fromkeys((_NAMES[0], _NAMES[len(_NAMES) // 2], _NAMES[-1], *
 
 _MEMORY = ("state-", "seq-", "shift", "draft", "clear", "full", "split-state", "split-rm", "split-cp", "split-shift")
 _OF_CACHES = tuple(n for n in _ORDER if n.startswith(_MEMORY))
-_WINDOW = "attention.sliding_window:8"
+WINDOW = "attention.sliding_window:8"
 """Size of a window; smaller than the prompts."""
 VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("llama", {"cache": "q8_0"}),
     ("llama", {"cache": "q8_0", "set": "embedding_length:192"}),  # heads of 96: no multiple of 64
     ("llama", {"unified": 1, "cache": "q4_0", "cache_v": "q4_0"}),
     ("llama", {"unified": 1, "cache": "f32", "cache_v": "f32", "set": "attention.head_count:4"}),
-    ("gemma3", {"set": _WINDOW}),
-    ("gemma3", {"unified": 1, "swa": "window", "cache": "q8_0", "set": _WINDOW}),
+    ("gemma3", {"set": WINDOW}),
+    ("gemma3", {"unified": 1, "swa": "window", "cache": "q8_0", "set": WINDOW}),
     ("deepseek32", {"set": "attention.indexer.top_k:4"}),  # sparse attention that leaves cells out
     ("qwen35", {}),  # snapshots of recurrent states
     ("lfm2", {"cache": "q8_0"}),
@@ -175,22 +171,18 @@ class Player:
     def _judge_by_spread(self, name: str, request: Request, found: Sequence[Comparison], result: Result) -> Result:
         """Judge again with the spread of models whose norm weights differ by a rounding.
 
-        The spread counts only if an unchanged copy gives the same bits. Raises as `Process.ask`.
+        Raises as `Process.ask`.
         """
-        if spread_of(found, self._compared(name, request, nudge=0)):
-            return result.noted("the same model gives other results, so roundings cannot be told from faults")
-        spread, pair = 0.0, Pair(result.case, result.backend)
-        for draw in range(1, NUDGES + 1):
-            changed = spread_of(found, self._compared(name, request, nudge=draw))
-            spread = max(spread, changed if isfinite(changed) else 0.0)
-            judged = judge_all(pair, name, [replace(c, spread=spread) for c in found], on_cpu=self._device.on_cpu)
-            if judged.verdict is not Verdict.FAIL:
-                break
-        return replace(judged, metrics={"spread": spread}).noted(
-            f"norm weights changed by up to {NUDGE} units in the last place change the results by NMSE {spread:.2g}"
+        pair = Pair(result.case, result.backend)
+        return judge_by_spread(
+            result,
+            found,
+            lambda draw: self._compared(name, request, nudge={"draw": draw}),
+            lambda moved: judge_all(pair, name, moved, on_cpu=self._device.on_cpu),
+            f"norm weights changed by up to {NUDGE} units in the last place",
         )
 
-    def _compared(self, name: str, request: Request, **more: int) -> list[Comparison]:
+    def _compared(self, name: str, request: Request, **more: object) -> list[Comparison]:
         """Run each part in its own process; parts pass data in files."""
         process, folder, changes = self._models.on(self._device), self._models.folder, self._models.changes(request)
         for part in range(SCENARIOS[name].parts):

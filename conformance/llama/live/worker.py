@@ -10,8 +10,10 @@ model, as a user would. Each later request has `changes`, the fields of the requ
   reply is `{"notes": {...}, "spoilt": text}`; the file has an array of results per batch, and `choices-FILE` the
   choices of a watched run.
 - `scenario` (a name of `scenarios.table`), `part` and `folder`: run a part of the scenario. The reply is `{"more":
-  bool, "comparisons": [...]}`, with `folder/SCENARIO.npz`. `nudge`, if present: run it on a copy of the model, as
-  `Harness.nudged`.
+  bool, "comparisons": [...]}`, with `folder/SCENARIO.npz`. `nudge`, if present, has the arguments of
+  `Harness.nudged`: run it on such a copy of the model.
+- `settings` (two of them, the fields of `scenarios.settings.Setting`) and `folder`: compare them. The reply is that
+  of a scenario, with `folder/settings.npz`; with `limit` it is `{"first": null or the fields of `Divergence`}`.
 
 Both may reply `{"unsupported": text}` or `{"failed": text, "complaints": [...]}`. `memory` (the fields of a request),
 `grows`, `device` and `rpc`: the reply is that of `held.measure`.
@@ -22,8 +24,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,10 @@ from conformance.llama.zoo.worker import Drive, last_words
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch
 
+from .comparison import Comparison
 from .held import measure
 from .scenarios.harness import Harness, Together, in_threads, load
+from .scenarios.settings import Setting, compare, first_difference
 from .scenarios.table import SCENARIOS
 
 _SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
@@ -61,6 +65,7 @@ def main() -> None:
     answers: dict[str, Callable[[Any], dict[str, Any]]] = {
         "run": lambda header: models[-1].reply(header),  # noqa: PLW0108  # the last one of then
         "scenario": lambda header: models[-1].scenario(header),  # noqa: PLW0108  # as above
+        "settings": lambda header: models[-1].settings(header),  # noqa: PLW0108  # as above
         "load": lambda header: _load(models, header),
         "memory": _memory,
     }
@@ -123,25 +128,47 @@ class DeviceModel:
 
     def scenario(self, ask: Mapping[str, Any], together: Together = in_threads) -> dict[str, Any]:
         """Answer a request for a part of a scenario; `together` calls functions in threads."""
-        it, folder = SCENARIOS[ask["scenario"]], Path(ask["folder"])
-        self.library.log.clear()
-        request = replace(self._request, **ask["changes"])
-        harness = Harness(self.library, self.model, request, folder, ask["part"], self.device, together)
-        try:
+        it = SCENARIOS[ask["scenario"]]
+
+        def run(harness: Harness) -> dict[str, Any]:
             if harness.kind not in it.kinds:
                 return {"unsupported": f"does not apply to a model of kind {harness.kind}"}
+            played = harness.nudged(**ask["nudge"]) if "nudge" in ask else harness
+            reply = _compared(list(it.play(played)), harness.folder / f"{it.name}.npz")
+            return {"more": it.parts > ask["part"] + 1, **reply}
+
+        return self._with_harness(ask, run, together)
+
+    def settings(self, ask: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a request to compare two settings, or to name the first node in which they differ."""
+        two = [Setting(**each) for each in ask["settings"]]
+
+        def run(harness: Harness) -> dict[str, Any]:
+            if "limit" in ask:
+                first = first_difference(harness, two, ask["limit"])
+                return {"first": first and asdict(first)}
+            played = harness.nudged(**ask["nudge"]) if "nudge" in ask else harness
+            return _compared(list(compare(played, two)), harness.folder / "settings.npz")
+
+        return self._with_harness(ask, run)
+
+    def _with_harness(
+        self, ask: Mapping[str, Any], run: Callable[[Harness], dict[str, Any]], together: Together = in_threads
+    ) -> dict[str, Any]:
+        """Return the reply of `run`, or why there is none."""
+        self.library.log.clear()
+        request = replace(self._request, **ask["changes"])
+        folder, part = Path(ask["folder"]), ask.get("part", 0)
+        harness = Harness(self.library, self.model, request, folder, part, self.device, together)
+        try:
             with harness.clean():
-                played = harness.nudged(ask["nudge"]) if "nudge" in ask else harness
-                comparisons = list(it.play(played))
+                return run(harness)
         except LacksError as e:
             return {"unsupported": str(e)}
         except RefusedError as e:
             return {"unsupported": f"refused: {e}"}
         except ConformanceError as e:
             return {"failed": str(e), "complaints": self.complaints()}
-        arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(comparisons) for k in ("actual", "expected")}
-        np.savez(folder / f"{it.name}.npz", **arrays)
-        return {"more": it.parts > ask["part"] + 1, "comparisons": [p.record() for p in comparisons]}
 
     def _run(self, request: Request, file: Path, watch: dict[str, Any] | None) -> dict[str, Any]:
         """Run the request's plan on a new context and write the results of each batch.
@@ -197,6 +224,13 @@ class DeviceModel:
             at = [llama.get_logits_ith(context, i) for i in tokens]
         rows = [np.frombuffer(ctypes.string_at(p, 4 * n), np.float32) for p in at if p]
         return np.stack(rows) if rows else np.zeros((0, n), np.float32)
+
+
+def _compared(comparisons: Sequence[Comparison], file: Path) -> dict[str, Any]:
+    """Return the reply that describes comparisons, and write their values to a file."""
+    arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(comparisons) for k in ("actual", "expected")}
+    np.savez(file, **arrays)
+    return {"comparisons": [p.record() for p in comparisons]}
 
 
 def open_model(request: Request, device: str, rpc: str = "", split: Split = EVENLY) -> DeviceModel:

@@ -73,9 +73,9 @@ def listed(family: Family, level: Level) -> Sequence[str]:
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
     """Return ids of families at `level` that match any of `globs` (all without globs).
 
-    A complete id is included even if no level lists it, and so are ids that a live family derives from a glob. Without
-    named families, those that this installation lacks are skipped (see `lacking`), and so are live families and those
-    of other distributions that no glob begins with.
+    Those of lower levels come first. A complete id is included even if no level lists it, and so are ids that a live
+    family derives from a glob. Without named families, those that this installation lacks are skipped (see `lacking`),
+    and so are live families and those of other distributions that no glob begins with.
 
     Raises:
         UsageError: a family is unknown, or a glob matches nothing.
@@ -91,7 +91,8 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
     if globs:
         begun = [] if families else _begun(globs)
         chosen = [f for f in (*chosen, *begun) if any(_may_match(g, f.name) for g in globs)]
-    ids = [i for f in chosen for i in listed(f, level)]
+    levels = LEVELS[: LEVELS.index(level) + 1]
+    ids = list(dict.fromkeys(i for each in levels for f in chosen for i in listed(f, each)))
     if not globs:
         return ids
     place = {i: k for k, i in enumerate(ids)}

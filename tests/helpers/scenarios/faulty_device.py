@@ -103,20 +103,26 @@ class Contexts:
         """A context."""
         fault = self.device(params)
         if fault is not None:
-            callback = self._callback(fault)
+            callback = self._callback(fault, params.cb_eval)
             self._alive.append(callback)
             params.cb_eval = ctypes.cast(callback, ctypes.c_void_p).value
         return self.make(model, params)
 
-    def _callback(self, fault: Fault) -> Any:  # noqa: ANN401
-        def called(pointer: int, ask: bool, _: int | None) -> bool:  # C's signature
+    def _callback(self, fault: Fault, own: int | None) -> Any:  # noqa: ANN401
+        """The callback of a fault, before that of the context."""
+        watches = EVAL_CALLBACK(own) if own else None
+        asked: set[int] = set()
+
+        def called(pointer: int, ask: bool, data: int | None) -> bool:  # C's signature
             try:
                 node = Node(self.library, pointer)
-                if ask:
-                    return bool(fault.before(node))
-                fault.after(node)
+                if not ask and pointer in asked:
+                    fault.after(node)
+                elif ask:
+                    (asked.add if fault.before(node) else asked.discard)(pointer)
             except Exception as e:  # noqa: BLE001
                 self.error = self.error or e
-            return not ask
+            watched = watches(pointer, ask, data) if watches else False
+            return not ask or watched or pointer in asked
 
         return EVAL_CALLBACK(called)

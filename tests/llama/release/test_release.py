@@ -44,6 +44,7 @@ from conformance.report.markdown import INTERRUPTED, markdown
 from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.session.select import case_ids
 from conformance.run.session.spread import of_ops, spread
 from conformance.testrun import Against, TestRun
 
@@ -296,6 +297,26 @@ def test_every_case_of_a_level_is_planned_once() -> None:
     with_models = plan([CPU], "smoke", models=True)
     assert [w.stage for w in with_models] == ["ops at smoke", "order", "memory", "trajectories at smoke",
                                               "audit", "arch"]  # fmt: skip
+
+
+def test_changed_code_comes_first() -> None:
+    """Then a case of each other op, and what takes a minute; no case is planned twice, and none is lost."""
+    other = Target("CPU threads=8", Spec("ggml", (("lib", "/new"), ("threads", "8"))), None, KERNELS)
+    ids = case_ids(["ops"], ["ops/ROPE-*"], "standard")
+    work = plan([CPU, other], "standard", models=False, changed={str(CPU.build): ids})
+    assert [(w.target.name, w.stage) for w in work[:4]] == [
+        ("CPU", "changed code"), ("CPU", "an op each"), ("CPU threads=8", "an op each"), ("CPU", "order"),
+    ]  # fmt: skip
+    assert work[0].left == ids
+    ops = [i.partition("-")[0] for i in work[1].left if i.startswith("ops/")]
+    assert len(ops) == len(set(ops)) > 100
+    assert "ops/ROPE" not in ops
+    usual = plan([CPU, other], "standard", models=False)
+    for target in (CPU, other):
+        of = [[i for w in works for i in w.left if w.target is target] for works in (work, usual)]
+        assert len(set(of[0])) == len(of[0])
+        assert set(of[0]) == set(of[1])
+    assert plan([CPU], "smoke", models=False, changed={}) == plan([CPU], "smoke", models=False)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 99)), unique=True))

@@ -10,12 +10,22 @@ import click
 
 from conformance.run.session.select import case_ids
 
+from ..weights import half, write  # noqa: TID252  # this package is `trust` in pytest and `tests.trust` as a command
+from .curve import SHOWN, share, svg
 from .page import diff, page
 from .sanitize import SANITIZERS, reports
 from .score import SUITES, Score, Scores, Suite, sample
-from .tree import AREAS, Tree, build, sanitized
+from .tree import AREAS, Mutant, Tree, build, sanitized
 
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+_SAMPLE = click.option("--sample", "n", default=0, help="Only so many, drawn by --seed; 0 for all.")
+_SEED = click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
+
+
+def _drawn(scores: Scores, side: int, n: int, seed: int) -> list[Mutant]:
+    """Return `n` mutants that cases of `ops` reach, of one half of the functions (`half`); all of them if `n` is 0."""
+    reached = list(scores.reaching([m for m in scores.tree.mutants if half(m) == side]))
+    return sample(reached, n or len(reached), seed)
 
 
 @click.group()
@@ -43,8 +53,8 @@ def build_command(package: Path, folder: Path, n: int, seed: int, areas: Sequenc
 
 @kernels.command()
 @_FOLDER
-@click.option("--sample", "n", default=0, help="Only so many, drawn by --seed; 0 for all.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the sample.")
+@_SAMPLE
+@_SEED
 @click.option("--suite", "suites", multiple=True, type=click.Choice(SUITES), help="Only by this; default: both.")
 def run(folder: Path, n: int, seed: int, suites: Sequence[Suite]) -> None:
     """Judge the mutants of FOLDER; continue an earlier run."""
@@ -60,6 +70,38 @@ def alone(folder: Path) -> None:
     for found in Scores(Tree.read(folder)).alone(lambda line: click.echo(line, err=True)):
         if len(found.cases) == 1:
             click.echo(f"{found.cases[0]}: mutant {found.number}")
+
+
+@kernels.command("curve")
+@_FOLDER
+@_SAMPLE
+@_SEED
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Also write the plot (SVG).")
+def curve_command(folder: Path, n: int, seed: int, output: Path | None) -> None:
+    """Print how many mutants that nothing was learned from both suites notice in how many seconds.
+
+    Ours is `ops`, `smoke` before `standard`. Seconds are of a processor. Mutants that nothing notices are left out.
+    """
+    scores = Scores(Tree.read(folder))
+    curves = scores.curves(_drawn(scores, 0, n, seed), lambda line: click.echo(line, err=True))
+    for name, times in curves.items():
+        shares = ", ".join(f"{s:g} s: {share(times, s):.0%}" for s in SHOWN)
+        click.echo(f"{name}: {shares} of {len(times)}")
+    if output:
+        output.write_text(svg(curves), encoding="utf-8", newline="\n")
+
+
+@kernels.command()
+@_FOLDER
+@_SAMPLE
+@_SEED
+def learn(folder: Path, n: int, seed: int) -> None:
+    """Run drawn cases on mutants of half of the functions, and write what `choose` weighs pairs with."""
+    scores = Scores(Tree.read(folder))
+    mutants = _drawn(scores, 1, n, seed)
+    scores.sample(mutants, lambda line: click.echo(line, err=True))
+    for kind, explained in write(scores.tree, mutants).items():
+        click.echo(f"{kind}: {explained:.0%}")
 
 
 @kernels.command("page")

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,8 @@ _FAILURES = frozenset(v.name for v in FAILURES)
 _FIRST = 8
 """Cases that run one by one; most mutants are noticed by then."""
 _BATCH = 16
+_DRAWN, _NOTICING = 250, 8
+"""Cases of `sampled` at most, and those that notice a mutant after which no more are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,15 @@ class Noticed:
     case: str
     verdict: str
     level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Drawn cases of `ops` that reach a mutant, until enough of them notice it."""
+
+    number: int
+    noticing: Sequence[str]
+    others: Sequence[str]
 
 
 class Seen:
@@ -91,12 +102,18 @@ class Ours:
         words += [f"env.MUTANT_SEEN={seen}"] if seen else []
         return Spec.parse(f"ggml?{'&'.join(words)}")
 
-    def reach(self, path: Path) -> list[Reach]:
-        """Run each case of `LEVELS` with no mutant; what `path` holds of an earlier call is not run again."""
-        done = {(r.case, r.way): r for r in (Reach(**row) for row in rows(path))}
+    def reach(self, path: Path, *, plain: bool = False) -> list[Reach]:
+        """Run each case of `LEVELS` with no mutant; what `path` holds of an earlier call is not run again.
+
+        `plain`: only cases of `ops`, on the plain device. Levels are those of today, as `smoke` changes.
+        """
+        levels = {i: level for level, i in _ids("")}
+        stored = (Reach(**row) for row in rows(path))
+        done = {(r.case, r.way): replace(r, level=levels[r.case]) for r in stored if r.case in levels}
         with appending(path) as add:
-            for way in self._ways:
-                missing = [(level, i) for level, i in _ids(way) if (i, way) not in done]
+            for way in self._ways[:1] if plain else self._ways:
+                wanted = ((level, i) for level, i in _ids(way) if not plain or i.startswith("ops/"))
+                missing = [(level, i) for level, i in wanted if (i, way) not in done]
                 if not missing:
                     continue
                 seen = Seen(path.with_suffix(".seen"), self._tree.mutants)
@@ -105,7 +122,7 @@ class Ours:
                         row = _reach(runner, self.spec(way, seen=seen.path), seen, level, i, way)
                         done[i, way] = row
                         add(row)
-        return list(done.values())
+        return [r for r in done.values() if not plain or (not r.way and r.case.startswith("ops/"))]
 
     def hunt(self, mutant: Mutant, reached: Sequence[Reach], seconds: float) -> tuple[Noticed | None, int]:
         """Run the cases that reach a mutant until one fails, in the order of `_in_turn`; also return how many ran.
@@ -125,10 +142,32 @@ class Ours:
                 break
         return None, ran
 
+    def sampled(self, mutant: Mutant, reached: Sequence[Reach]) -> Sampled:
+        """Run drawn cases of `ops` that reach a mutant, `_DRAWN` at most, until `_NOTICING` and a third notice it."""
+        offered = [r for r in reached if r.passes and not r.way and r.case.startswith("ops/")]
+        drawn = np.random.Generator(np.random.PCG64(mutant.number)).permutation(len(offered))[:_DRAWN]
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for row, verdict in self._verdicts(mutant, [offered[k] for k in drawn]):
+            if row is not None:
+                found[verdict in _FAILURES].append(row.case)
+            if len(found[True]) >= _NOTICING and 2 * len(found[True]) >= len(found[False]):
+                break
+        return Sampled(mutant.number, found[True], found[False])
+
+    def first(self, mutant: Mutant, reached: Sequence[Reach], seconds: float) -> str:
+        """Return the first case of `reached` that notices a mutant; "" if none does in so many seconds."""
+        end = time.monotonic() + seconds
+        for row, verdict in self._verdicts(mutant, reached):
+            if row is None or verdict in _FAILURES:
+                return (row or reached[0]).case
+            if time.monotonic() > end:
+                break
+        return ""
+
     def failing(self, mutant: Mutant, reached: Sequence[Reach]) -> list[str]:
-        """Return every case of `smoke` that notices a mutant."""
-        cases = [r for r in reached if (r.passes or r.refused) and r.level == "smoke"]
-        return sorted(row.case for row, v in self._verdicts(mutant, cases) if row is not None and v in _FAILURES)
+        """Return the cases that notice a mutant."""
+        cases = [r for r in reached if r.passes or r.refused]
+        return [row.case for row, v in self._verdicts(mutant, cases) if row is not None and v in _FAILURES]
 
     def _verdicts(self, mutant: Mutant, cases: Sequence[Reach]) -> Iterator[tuple[Reach | None, str]]:
         """Yield each case and its verdict; None and why, if the library does not open."""

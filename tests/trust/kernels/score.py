@@ -11,15 +11,16 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from conformance.suite.ops import ids
+
+from .curve import SHOWN, places
 from .journal import appending, rows
 from .ours import Ours, Reach
-from .theirs import Clean, Theirs
+from .theirs import PATIENCE, Clean, Theirs
 from .tree import Mutant, Tree
 
 Suite = Literal["ours", "theirs"]
 SUITES: tuple[Suite, ...] = get_args(Suite)
-PATIENCE = 120.0
-"""Seconds per mutant and suite, after which a survivor's remaining cases are left out."""
 FEW = 24
 """`alone` skips a mutant that more cases of `smoke` reach."""
 COMPARED = 200
@@ -32,6 +33,17 @@ class Alone:
 
     number: int
     cases: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """When runs of both suites notice a mutant."""
+
+    number: int
+    case: str
+    """The first case of ours; empty if none does."""
+    theirs: float | None
+    """Processor seconds of theirs; None if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,12 @@ class Scores:
     @cached_property
     def reached(self) -> Sequence[Reach]:
         """Return our cases with no active mutant; runs what is missing."""
-        return self.ours.reach(self.tree.folder / "reach-ours.jsonl")
+        return self.ours.reach(self._reach)
+
+    @cached_property
+    def plain(self) -> Sequence[Reach]:
+        """Return our cases of `ops` on the plain device with no active mutant; runs what is missing."""
+        return self.ours.reach(self._reach, plain=True)
 
     @cached_property
     def clean(self) -> dict[str, Clean]:
@@ -120,6 +137,41 @@ class Scores:
         by = f"{noticed.verdict} {noticed.case}".strip()
         return Answer(m.number, suite, len(reaching), by, noticed.level, ran, spent)
 
+    def reaching(self, mutants: Sequence[Mutant]) -> dict[Mutant, list[Reach]]:
+        """Return those of `mutants` that a case of `ops` reaches which passes, in their order, and these cases."""
+        return {m: own for m in mutants if (own := [r for r in self.plain if r.passes and m.number in r.seen])}
+
+    def sample(self, mutants: Sequence[Mutant], say: Callable[[str], None]) -> None:
+        """Run drawn cases on each of `mutants`, for `weights`; continue an earlier call."""
+        path = self.tree.folder / "sampled.jsonl"
+        done = {row["number"] for row in rows(path)}
+        with appending(path) as add:
+            for m, own in self.reaching(mutants).items():
+                if m.number not in done:
+                    found = self.ours.sampled(m, own)
+                    add(found)
+                    say(f"{m.number} {m.place}: {len(found.noticing)} of {len(found.noticing) + len(found.others)}")
+
+    def curves(self, mutants: Sequence[Mutant], say: Callable[[str], None]) -> dict[str, list[float | None]]:
+        """Return suite -> processor seconds until a run of it notices each of `mutants`; continue an earlier call.
+
+        A mutant that no suite notices is left out; None is one that only the other suite notices.
+        """
+        path = self.tree.folder / "curve.jsonl"
+        at = places(order := ids("standard"))
+        place = {i: k for k, i in enumerate(order)}
+        line = self.theirs.timeline(self.tree.folder / "timeline.jsonl", SHOWN[-1])
+        done = {f.number: f for f in (First(**row) for row in rows(path))}
+        with appending(path) as add:
+            for m, own in self.reaching([m for m in mutants if m.number not in done]).items():
+                case = self.ours.first(m, sorted(own, key=lambda r: place[r.case]), PATIENCE)
+                ops = {part for r in own for part in r.case.partition("/")[2].partition("-")[0].split(".")}
+                done[m.number] = First(m.number, case, self.theirs.first(m, ops, line))
+                add(done[m.number])
+                say(f"{m.number} {m.place}: ours {case or 'nothing'}, theirs {done[m.number].theirs}")
+        noticed = [f for m in mutants if (f := done[m.number]).case or f.theirs is not None]
+        return {"ops": [at.get(f.case) for f in noticed], "test-backend-ops": [f.theirs for f in noticed]}
+
     def alone(self, say: Callable[[str], None]) -> list[Alone]:
         """Run every case of `smoke` that reaches a mutant it notices, where at most `FEW` do."""
         path = self.tree.folder / "alone.jsonl"
@@ -132,10 +184,14 @@ class Scores:
                     continue
                 reaching = [r for r in self.reached if r.level == "smoke" and m.number in r.seen]
                 if len(reaching) <= FEW:
-                    done[m.number] = Alone(m.number, self.ours.failing(m, reaching))
+                    done[m.number] = Alone(m.number, sorted(self.ours.failing(m, reaching)))
                     add(done[m.number])
                     say(f"{m.number} {m.place}: {len(done[m.number].cases)} of {len(reaching)} cases notice it")
         return list(done.values())
+
+    @property
+    def _reach(self) -> Path:
+        return self.tree.folder / "reach-ours.jsonl"
 
     def _path(self, suite: Suite) -> Path:
         return self.tree.folder / f"{suite}.jsonl"

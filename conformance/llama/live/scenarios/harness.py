@@ -159,9 +159,12 @@ class Harness:
         *,
         unified: bool | None = None,
         more: Mapping[str, object] | None = None,
+        callback: Any = None,  # noqa: ANN401  # ctypes' own
         **changes: Any,  # noqa: ANN401  # fields of a request
     ) -> Context:
         """Make a context; `changes` are fields of `Request`, `more` of `llama_context_params`.
+
+        The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
 
         `unified`: all sequences share one stream of cells; default: one stream each if the architecture allows it.
         RefusedError if the architecture cannot have `unified=False`.
@@ -170,7 +173,7 @@ class Harness:
             raise RefusedError("this architecture runs in one stream of cells only")
         one = self.request.unified if unified is None else unified
         request = replace(self.request, **{"n_seq_max": n_seq_max, "unified": one, **changes})
-        pointer = new_context(self.library, self.model, request, more=more)
+        pointer = new_context(self.library, self.model, request, callback, more)
         self.contexts.append(pointer)
         return Context(self, pointer, request)
 
@@ -209,10 +212,10 @@ class Harness:
         write_tensors(writer, [t for t in tensors if t.name in new], lambda t: new[t.name])
         return path
 
-    def nudged(self, draw: int) -> Harness:
+    def nudged(self, draw: int, noise: float = 0.0) -> Harness:
         """Load a copy whose norm weights differ by up to `NUDGE` units in the last place.
 
-        With `draw` 0 none differs. Raises as `rewrite` and `another`.
+        With `draw` 0 none differs. `noise`: also by normal values of this NMSE. Raises as `rewrite` and `another`.
         """
 
         def data(t: Tensor, held: Bytes) -> Bytes:
@@ -220,7 +223,9 @@ class Harness:
                 return held
             values = held.view(np.float32)
             units = Stream(self.request.stream, f"nudge {draw} {t.name}").integers(values.size, 0, 2 * NUDGE + 1)
-            return (values + (units - NUDGE) * np.spacing(values)).astype(np.float32).view(np.uint8)
+            coarse = Stream(self.request.stream, f"noise {draw} {t.name}").normal(values.size, noise**0.5, 0.0)
+            new = values * (1 + coarse) + (units - NUDGE) * np.spacing(values)
+            return new.astype(np.float32).view(np.uint8)
 
         return self.another(self.rewrite("nudged", data))
 
