@@ -108,7 +108,7 @@ def test_each_change_has_a_kind() -> None:
     """A file in changes/ is `ISSUE.KIND.md` or `+NAME.KIND.md` of a kind that towncrier knows, and says something."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["towncrier"]
     kinds = "|".join(k["directory"] for k in table["type"])
-    for path in (ROOT / table["directory"]).iterdir():
+    for path in (ROOT / table["directory"]).glob("[!.]*"):  # .gitignore keeps the folder
         assert re.fullmatch(rf"(\+[a-z0-9-]+|[0-9]+)\.({kinds})\.md", path.name), path.name
         assert path.read_text(encoding="utf-8").strip()
     assert table["start_string"] in (ROOT / table["filename"]).read_text(encoding="utf-8")

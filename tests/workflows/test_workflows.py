@@ -15,13 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 ACTIONS = sorted(ROOT.glob("action.yml"))
 ALL = [*WORKFLOWS, *ACTIONS]
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def test_they_fit_the_schema() -> None:
     """check-jsonschema, with the schemas that it brings."""
     pytest.importorskip("check_jsonschema", reason="check-jsonschema is not installed")
-    for kind, files in (("workflows", WORKFLOWS), ("actions", ACTIONS)):
-        schema = f"vendor.github-{kind}"
+    kinds = {"github-workflows": WORKFLOWS, "github-actions": ACTIONS, "github-issue-forms": FORMS,
+             "citation-file-format": [ROOT / "CITATION.cff"]}  # fmt: skip
+    assert all(kinds.values())
+    for kind, files in kinds.items():
+        schema = f"vendor.{kind}"
         command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *map(str, files)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
