@@ -29,7 +29,7 @@ from .arch import FEW, fitting, spell
 from .comparison import CLOSE, SILENT, SPREADS, TOLERANCE, Comparison, judge_all, judge_by_spread, saved
 from .llama import Models, device, read_id
 from .scenario import BLOCKS, WINDOW
-from .scenarios.harness import NUDGE, rounding
+from .scenarios.harness import by_rounding, rounding
 from .scenarios.settings import Setting
 
 NAME = "settings"
@@ -224,8 +224,7 @@ class Player:
             found,
             lambda draw: self._compared(two, request, nudge={"draw": draw, "noise": noise}),
             lambda moved: self._judged(result.case, moved),
-            f"norm weights changed by {f'NMSE {noise:.2g}, as by the caches' if noise else f'up to {NUDGE} units'}"
-            f"{'' if noise else ' in the last place'}",
+            by_rounding(noise),
         )
 
     def _explained(self, two: Two, request: Request, result: Result, spread: float) -> Result:
