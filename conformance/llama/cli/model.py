@@ -22,6 +22,7 @@ from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import MissingCause, Request, Result
 from conformance.llama.live.llama import Device, llama_of
 from conformance.llama.model import filecheck, modelfile, turns
+from conformance.llama.model.adapter import is_adapter
 from conformance.llama.model.check import InterruptedCheckError, ModelCheck, Text
 from conformance.llama.model.family import LOADING, ggml_device, load, setting_of
 from conformance.llama.model.filecheck import Load
@@ -218,7 +219,7 @@ def _check_file(asked: ModelCase, done: Checked, loaded: Load, setting: Setting)
     a, b = modelfile.read(asked.model), modelfile.read(asked.compare) if asked.compare else None
     done.about["compared"] = asked.compare.name if asked.compare else None
     done.add(*filecheck.results(asked, a, _of_file(a, b)))
-    if b is None:
+    if b is None or is_adapter(a):
         return _unread(a)
     done.ask(*reversed(filecheck.pair_of(asked, LAYERS)))
     try:
@@ -241,7 +242,8 @@ def _of_file(a: ModelFile, b: ModelFile | None) -> list[Finding]:
     if not any(a.readable()):
         line(f"{model}: it has no tensors that can be read, so no values were checked")
     elif not any(f.wrong for f in found):
-        line(f"{model}: {f'equal to {b.path} but for the cost of its types' if b else 'nothing is implausible'}")
+        right = f"equal to {b.path} but for the cost of its types" if b else "nothing is implausible"
+        line(f"{model}: {f'its factors fit {b.path}' if b and is_adapter(a) else right}")
     return found
 
 

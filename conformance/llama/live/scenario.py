@@ -24,7 +24,7 @@ from conformance.suite.family import Level, without
 from .arch import FEW, fitting, spell
 from .comparison import SILENT, Comparison, judge_all, judge_by_spread, saved
 from .llama import Models, device, read_id
-from .scenarios.harness import NUDGE
+from .scenarios.harness import AMPLIFIED, by_rounding
 from .scenarios.table import SCENARIOS
 
 NAME = "scenario"
@@ -60,7 +60,7 @@ VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("lfm2", {"cache": "q8_0"}),
 )
 """Architectures with other caches, head sizes and windows, for scenarios of memory."""
-_OF_BLOCKS = ("batch-8", "chunks", "state-seq", "draft-context")
+_OF_BLOCKS = ("batch-8", "chunks", "sets", "state-seq", "seq-add", "shift", "drafts", "draft-context")
 BLOCKS = tuple(
     ("llama", {"w": w, "set": "embedding_length:256"} if w.endswith("_K") else {"w": w})
     for w in ("q4_0", "q8_0", "q4_K", "q5_K", "q6_K")
@@ -171,15 +171,16 @@ class Player:
     def _judge_by_spread(self, name: str, request: Request, found: Sequence[Comparison], result: Result) -> Result:
         """Judge again with the spread of models whose norm weights differ by a rounding.
 
-        Raises as `Process.ask`.
+        That is a rounding of float32, and the noise of keys that one of the two runs rounds again. Raises as
+        `Process.ask`.
         """
-        pair = Pair(result.case, result.backend)
+        pair, noise = Pair(result.case, result.backend), max(c.allowance for c in found) / AMPLIFIED
         return judge_by_spread(
             result,
             found,
-            lambda draw: self._compared(name, request, nudge={"draw": draw}),
+            lambda draw: self._compared(name, request, nudge={"draw": draw, "noise": noise}),
             lambda moved: judge_all(pair, name, moved, on_cpu=self._device.on_cpu),
-            f"norm weights changed by up to {NUDGE} units in the last place",
+            by_rounding(noise),
         )
 
     def _compared(self, name: str, request: Request, **more: object) -> list[Comparison]:

@@ -29,7 +29,7 @@ from .arch import FEW, fitting, spell
 from .comparison import CLOSE, SILENT, SPREADS, TOLERANCE, Comparison, judge_all, judge_by_spread, saved
 from .llama import Models, device, read_id
 from .scenario import BLOCKS, WINDOW
-from .scenarios.harness import NUDGE, rounding
+from .scenarios.harness import by_rounding, rounding
 from .scenarios.settings import Setting
 
 NAME = "settings"
@@ -204,6 +204,8 @@ class Player:
             if result.wrong.kind == "numbers":
                 result = self._judge_by_spread(two, request, found, result)
                 spread = result.metrics.get("spread", 0.0)
+            if result.verdict is Verdict.FAIL and result.wrong and result.wrong.kind == "numbers":
+                result = self._with_choices(two, request, result, spread)
             return self._explained(two, request, result, spread) if result.verdict is Verdict.FAIL else result
         except (BackendError, UnavailableError) as e:
             return result.noted(f"the cause was not found: {e}")
@@ -224,9 +226,19 @@ class Player:
             found,
             lambda draw: self._compared(two, request, nudge={"draw": draw, "noise": noise}),
             lambda moved: self._judged(result.case, moved),
-            f"norm weights changed by {f'NMSE {noise:.2g}, as by the caches' if noise else f'up to {NUDGE} units'}"
-            f"{'' if noise else ' in the last place'}",
+            by_rounding(noise),
         )
+
+    def _with_choices(self, two: Two, request: Request, result: Result, spread: float) -> Result:
+        """Judge again with equal experts if only near-ties differ. Raises as `Process.ask`."""
+        reply = self._ask(two, request, choices=True)
+        if reply["wrong"] or not reply["notes"]:
+            return result.noted(reply["wrong"]) if reply["wrong"] else result
+        found = saved(reply["comparisons"], self._models.folder / f"{NAME}.npz")
+        same = self._judged(result.case, found, spread)
+        more = f" and {len(reply['notes']) - 1} more" if len(reply["notes"]) > 1 else ""
+        text = f"{reply['notes'][0]}{more}; with the same experts NMSE {same.nmse:.2g}"
+        return same.noted(text) if same.verdict is Verdict.PASS else result.noted(text)
 
     def _explained(self, two: Two, request: Request, result: Result, spread: float) -> Result:
         """Name the keys that the difference needs, and the first node that differs.

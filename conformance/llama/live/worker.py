@@ -14,6 +14,7 @@ model, as a user would. Each later request has `changes`, the fields of the requ
   `Harness.nudged`: run it on such a copy of the model.
 - `settings` (two of them, the fields of `scenarios.settings.Setting`) and `folder`: compare them. The reply is that
   of a scenario, with `folder/settings.npz`; with `limit` it is `{"first": null or the fields of `Divergence`}`.
+  With `choices` the first setting uses the experts of the second; the reply has `notes` and `wrong` of `with_choices`.
 
 Both may reply `{"unsupported": text}` or `{"failed": text, "complaints": [...]}`. `memory` (the fields of a request),
 `grows`, `device` and `rpc`: the reply is that of `held.measure`.
@@ -46,7 +47,7 @@ from conformance.suite.decoder.memory import Ubatch
 from .comparison import Comparison
 from .held import measure
 from .scenarios.harness import Harness, Together, in_threads, load
-from .scenarios.settings import Setting, compare, first_difference
+from .scenarios.settings import Setting, compare, first_difference, with_choices
 from .scenarios.table import SCENARIOS
 
 _SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
@@ -147,8 +148,12 @@ class DeviceModel:
             if "limit" in ask:
                 first = first_difference(harness, two, ask["limit"])
                 return {"first": first and asdict(first)}
+            file = harness.folder / "settings.npz"
+            if "choices" in ask:
+                comparisons, notes, wrong = with_choices(harness, two)
+                return {"notes": notes, "wrong": wrong, **_compared(comparisons, file)}
             played = harness.nudged(**ask["nudge"]) if "nudge" in ask else harness
-            return _compared(list(compare(played, two)), harness.folder / "settings.npz")
+            return _compared(list(compare(played, two)), file)
 
         return self._with_harness(ask, run)
 

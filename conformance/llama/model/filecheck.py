@@ -15,7 +15,7 @@ from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.run.failed import unsupported
 from conformance.run.isolation.isolate import open_backend
 
-from . import against, figures, layers, plausible
+from . import adapter, against, figures, layers, plausible
 from .figures import Figures
 from .finding import Finding
 from .graphs import Say
@@ -29,13 +29,20 @@ Load = Callable[[Path], LlamaProcess]
 
 
 def of_headers(a: ModelFile, b: ModelFile | None) -> Iterator[Finding]:
-    """Yield findings about layout, metadata and tokenizer; also differences from `b`."""
-    return chain(plausible.header(a), against.header(a, b) if b else ())
+    """Yield findings about layout, metadata and tokenizer; also differences from `b`.
+
+    `b` may be the model of an adapter.
+    """
+    alone = chain(plausible.header(a), adapter.header(a))
+    if b and adapter.is_adapter(a) > adapter.is_adapter(b):
+        return chain(alone, adapter.against(a, b))
+    return chain(alone, against.header(a, b) if b else ())
 
 
 def of_values(a: ModelFile, b: ModelFile | None, say: Say) -> Iterator[Finding]:
     """Yield findings about the values of each tensor; also differences from `b`."""
-    return chain(against.tensors(a, b, say) if b else (), plausible.values(a, say))
+    comparable = b and adapter.is_adapter(a) == adapter.is_adapter(b)
+    return chain(against.tensors(a, b, say) if b and comparable else (), plausible.values(a, say))
 
 
 @dataclass(frozen=True, slots=True)

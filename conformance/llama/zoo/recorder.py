@@ -178,7 +178,7 @@ def references(model: Path, weights: Mapping[Tensor, Bytes]) -> dict[Tensor, Ref
     return places
 
 
-_ROUTERS = frozenset({"ARGSORT", "TOP_K"})
+ROUTERS = frozenset({"ARGSORT", "TOP_K"})
 """Ops that choose experts."""
 _FLOATS = (F32, F16, BF16)
 
@@ -208,7 +208,7 @@ class Watch:
             op = self._library.op(pointer)
             if ask:
                 return self._wants(pointer, op)
-            if op in _ROUTERS:
+            if op in ROUTERS:
                 self._choose(pointer, op)
             elif self._values and not self.spoilt:
                 self._look(pointer, op)
@@ -221,7 +221,7 @@ class Watch:
         choice = self._at.get(c.view_src)
         if choice is not None and op == "VIEW":
             choice.k = c.ne[0]
-        return op in _ROUTERS or (self._values and not self.spoilt and bool(c.flags & FLAG_COMPUTE) and op != "NONE")
+        return op in ROUTERS or (self._values and not self.spoilt and bool(c.flags & FLAG_COMPUTE) and op != "NONE")
 
     def _choose(self, pointer: int, op: str) -> None:
         c = self._library.struct(pointer)

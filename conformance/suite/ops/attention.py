@@ -151,6 +151,8 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
         grid(_THREE, q="64x3x4", shape=points("k=64x255x2,mask=255x3 k=64x256x2,mask=256x3"), hide="holes"),
         grid(_THREE, q="64x3x4", k="64x257x2", mask="257x3", hide="holes"),
         grid(_TWO, shape=points("q=64x257x2,k=64x257x1,mask=257x257 q=64x513x2,k=64x513x1,mask=513x513"), hide="holes"),
+        grid("f16+f16 q8_0+q8_0", q="192x1x2", dv=128, k="192x512x1"),
+        "FLASH_ATTN_EXT-f16+f16-q=64x3x4,k=64x66048x1,mask=66048x3,hide=holes",  # cells over 2^16
     ),
     smoke=(
         "FLASH_ATTN_EXT-f16+f16-q=64x9x4,k=64x32x2,mask=32x9,hide=finite",
@@ -166,6 +168,9 @@ _MIXED = "q8_0+f16 f16+q8_0 q8_0+q4_0 f32+f16 f16+f32 bf16+f16"
         grid(_CACHE, q="128x1x32 128x32x32", k="128x1024x8", vk="p0213", vv="p0213"),
         grid("f16+f16 q8_0+q8_0", q="64x1x32 64x256x32", k="64x2048x8", mask="2048x256", hide="holes"),
         grid("f16+f16 q8_0+q8_0", q="128x1x64x4", k="128x512x8x4", mask="512x1x1x4"),
+        grid("f16+f16 q8_0+q8_0", q="64x1x8", k="64x{kv}x2", mask="{kv}x1", hide="holes", data="- rising").where(
+            kv="8192 32768 131072"
+        ),
     ),
     timed=(
         Timed("FLASH_ATTN_EXT-f16+f16-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8, "smoke"),
@@ -247,6 +252,7 @@ _BIASED = "ne=33x5x4,mask=33x5 ne=33x5x6x2,mask=33x5x1x2 ne=33x5x12,mask=33x5 ne
         grid("f32", ne="67x4 2049x3 4097x3 16385x2", sinks="- 1", data="rising"),
         grid("f32", shape=points("ne=255x3x2,mask=255x3 ne=256x3x2,mask=256x3 ne=257x3x2,mask=257x3"), hide="holes"),
         grid("f32", shape=points("ne=513x257,mask=513x257 ne=3x65537"), hide="holes"),
+        "SOFT_MAX-f32-ne=151936x2",
     ),
     smoke=(
         "SOFT_MAX-f32-ne=32x9x4,mask=32x9,mt=f16,hide=finite",
@@ -256,6 +262,7 @@ _BIASED = "ne=33x5x4,mask=33x5 ne=33x5x6x2,mask=33x5x1x2 ne=33x5x12,mask=33x5 ne
     full=(
         grid("f32", ne="4096x32x2 2048x1x32x4 16384x3 65537x2 4096x4100"),
         "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883",
+        "SOFT_MAX-f32-ne=131073x3,mask=131073x3,hide=holes",
     ),
     timed=(Timed("SOFT_MAX-f32-ne=1024x64x16,mask=1024x64,scale=0.125", 64, 2),),
     pairs=(

@@ -46,6 +46,7 @@ _ARITHMETIC = "ADD SUB MUL DIV"
         grid("f32+f32 f16+f16", a="16x6x4x2", vb="p0132 p0321 p2310 p3012"),
         grid("ADD", operands(RARE, "f32"), a="256x3", cast="f32"),
         grid("f32+f32", a="255x3 256x3 511x3 512x3 65537"),
+        grid("f32+f32", a="4x32x2", b=1, va="rows pad"),
         grid("f32+f32", shape=points("a=513x3,b=513 a=3x65537,b=3 a=3x65537,b=1x65537")),
     ),
     smoke=(
@@ -299,6 +300,7 @@ def _limited(**axes: str | Axis) -> tuple[Grid, Grid]:
     ),
     wide=(
         grid(_GATED, FLOATS, ne="67x4", form="split", data="range"),
+        grid(_GATED, "f32", ne="64x1x3", va="pad rows"),
         *_limited(ne="67x4", form="split", data="range"),
     ),
     smoke=("GLU.SWIGLU-f32-ne=16392x2,va=pad,form=swapped",),

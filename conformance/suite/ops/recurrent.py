@@ -53,7 +53,9 @@ def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor
             vb="- off part",
         ),
     ),
+    wide=("SSM_SCAN-f32-x=16x2x2049,d_state=16,a=1",),
     full=(
+        grid("f32", x="16x2x8193 1x32x8193", d_state=16, a=1),
         grid("f32", x="1x1536x1x2 1x1536x33x2", d_state=16),
         grid("f32", x="64x48x1x2 64x48x33x2", d_state=128, a=1, n_group=8),
     ),
@@ -146,7 +148,11 @@ def _wkv(bench: Bench) -> Sequence[Tensor]:
             vs="- off",
         ),
     ),
-    full=(grid("f32", ne="128x32x1x2 128x32x33x2", variant=points("- k_heads=16 kda=1")),),
+    wide=("GATED_DELTA_NET-f32-ne=16x2x2049",),
+    full=(
+        grid("f32", ne="128x32x1x2 128x32x33x2", variant=points("- k_heads=16 kda=1")),
+        grid("f32", ne="16x2x8193", kda="- 1"),
+    ),
     timed=tuple(Timed(f"GATED_DELTA_NET-f32-ne=128x32x{n},k_heads=16", n, 4, "full") for n in (1, 32)),
     smoke=("GATED_DELTA_NET-f32-ne=16x2x5x2,K=2",),
 )

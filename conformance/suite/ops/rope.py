@@ -85,7 +85,10 @@ _rope_rows = partial(grid, "ROPE", _TYPE)
         "ROPE-f32-ne=64x3x4,mode=NEOX,vpos=off,n_ctx_orig=262144,ext_factor=1.0,freq_scale=0.25",
         "ROPE-f16-ne=32x2x3x2,mode=IMROPE,sections=8x4x4x0,ff=1",
     ),
-    wide=(_rope_rows(ne="64x2x257 64x2x513", mode=_PLAIN),),
+    wide=(
+        _rope_rows(ne="64x2x257 64x2x513", mode=_PLAIN),
+        _rope_rows(ne="64x2x9", mode=_PLAIN, from_=131065, to=131085, freq_base="500000.0"),
+    ),
     pairs=(
         grid(
             _TYPE,

@@ -130,7 +130,11 @@ _SORTED = "3x3 2x3 16x10 60x10 7x5x3x2 128x4x2 513x3 1024x2"
         grid("f32", ne="8x5", k="1 2 7"),
         grid("f32", ne="24x6x3", vne="pad off", k="4 23"),
     ),
-    wide=(grid("f32", ne="8x9 64x9 1025x9", k="1 2 7", data="ties negative"), grid("f32", ne="3x65537", k="1 2")),
+    wide=(
+        grid("f32", ne="8x9 64x9 1025x9", k="1 2 7", data="ties negative"),
+        grid("f32", ne="3x65537", k="1 2"),
+        "TOP_K-f32-ne=151936x2,k=40",
+    ),
     smoke=("TOP_K-f32-ne=64x9,k=7,data=ties",),
     full=(grid("f32", ne="8192x17 151936x2", k="1 40 100"),),
     pairs=(grid("f32", ne="24x6x3x2 24x1 130x4", vne="- pad rows off flat", k="1 2 5 23"),),

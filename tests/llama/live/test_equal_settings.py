@@ -186,6 +186,23 @@ def test_a_failure_names_its_keys_and_its_first_node(
 
 
 @needs_wheel
+def test_other_experts_at_a_near_tie_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all else agrees with the same experts; a product of experts that lacks a share still fails."""
+    case_id = "settings/deepseek2-real=1,seqs=3,batch=33@3"
+    with closing(Player(Spec("ggml"), Isolation(), None)) as player:
+        passed = player.play(case_id)
+    assert passed.verdict is Verdict.PASS, passed.detail
+    assert "with the same experts NMSE" in passed.detail
+    monkeypatch.setattr(comparison, "NUDGES", 2)
+    fault = d.where(lambda p: p.n_batch == 33, d.share_lost("MUL_MAT_ID"))
+    with planted(Bug(lambda: {"init_from_model": on_device(fault)}, "deepseek2", "")):
+        failed = _play(case_id, "deepseek2")
+    assert failed.verdict is Verdict.FAIL
+    assert failed.where is not None
+    assert failed.where.op == "MUL_MAT_ID", failed.detail
+
+
+@needs_wheel
 def test_the_command_line_runs_them() -> None:
     """With caches in blocks, whose cost is measured."""
     ended = conform_here(

@@ -148,7 +148,8 @@ def test_k_quants_are_no_failure_of_the_cpu(type_: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "scenario"),
     [("a mask stays", "chunks"), ("rows of results stay", "batch-8"), ("indices of cells stay", "chunks"),
-     ("a gate leaves the last row", "chunks"), ("one mask serves all streams", "batch-8")],
+     ("a gate leaves the last row", "chunks"), ("one mask serves all streams", "batch-8"),
+     ("a mask stays", "sets"), ("a K-shift leaves a layer", "shift"), ("a K-shift is lost", "seq-add")],
 )  # fmt: skip
 def test_the_spread_of_roundings_hides_no_fault(
     what: str, scenario: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -157,7 +158,7 @@ def test_the_spread_of_roundings_hides_no_fault(
     case, worker = id_of("llama", scenario, **K_QUANTS), model(f"llama-w={K_QUANTS['w']},set={K_QUANTS['set']}")
     player = Player(Spec("ggml"), Isolation(), None)
 
-    def compared(name: str, _: object, **more: int) -> list[Comparison]:
+    def compared(name: str, _: object, **more: object) -> list[Comparison]:
         reply = worker.scenario({"changes": {}, "scenario": name, "part": 0, "folder": str(tmp_path), **more})
         return saved(reply["comparisons"], tmp_path / f"{name}.npz")
 

@@ -50,6 +50,12 @@ AMPLIFIED = 4.0
 """Allowed ratio of the NMSE of logits to the NMSE of rounded keys."""
 
 
+def by_rounding(noise: float) -> str:
+    """Describe how `Harness.nudged` changes a model."""
+    more = f" and noise of NMSE {noise:.2g}" if noise else ""
+    return f"norm weights changed by up to {NUDGE} units in the last place{more}"
+
+
 @cache
 def rounding(name: str) -> float:
     """Return the NMSE of normal values after a round trip through a type."""

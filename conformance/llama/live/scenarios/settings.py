@@ -18,6 +18,7 @@ from conformance.ggml.tensor import nbytes, pack
 from conformance.ggml.types import F32 as FLOAT
 from conformance.llama.live.comparison import Comparison, nmse
 from conformance.llama.zoo.load import RefusedError
+from conformance.llama.zoo.recorder import ROUTERS, Choice, flips
 
 from .harness import F32, Context, Harness, Tokens, joined
 
@@ -114,6 +115,7 @@ class _Feed:
         """Decode tokens of sequences, in as many batches as needed."""
         if self._watch:
             self._watch.parts.append({})
+            self._watch.choices.append({})
         rows = [self._context.feed(*part, every=True) for part in _pieces(spans, self._most)]
         self.parts.append((what, joined(*rows)))
 
@@ -146,8 +148,11 @@ class Values:
     A token is known by its id, which no other token of a part has.
     """
 
-    def __init__(self, library: Llama) -> None:
-        self._library = library
+    def __init__(self, library: Llama, forced: Values | None = None) -> None:
+        self._library, self._forced = library, forced
+        self._routers: dict[int, dict[int, Choice]] = {}
+        self.choices: list[dict[tuple[str, str, int], dict[int, Choice]]] = []
+        """Per part: node that chooses experts -> token -> its choice; those of `forced` replace it."""
         self._tokens = np.zeros(0, np.int32)
         self._count: Counter[tuple[str, str]] = Counter()
         self.parts: list[dict[tuple[str, str, int], dict[int, F32]]] = []
@@ -175,6 +180,9 @@ class Values:
             leaf = self._library.leaf(c.src[1])
             self._tokens = self._library.get(c.src[1], nbytes(leaf)).view(np.int32)
             self._count.clear()
+        if self._library.op(pointer) == "VIEW" and c.view_src in self._routers:
+            for choice in self._routers[c.view_src].values():
+                choice.k = c.ne[0]
         name = c.name.decode(errors="replace")
         return bool(self._tokens.size) and "(" not in name and not name.startswith(("node_", "leaf_"))
 
@@ -182,12 +190,55 @@ class Values:
         t, n = self._library.leaf(pointer), len(self._tokens)
         named = t.name, self._library.op(pointer)
         self._count[named] += 1
+        if named[1] in ROUTERS and t.ne[1] == n:
+            self._choose(pointer, (*named, self._count[named]))
         last = max((d for d in range(4) if t.ne[d] > 1), default=0)
         if t.type is not FLOAT or (n > 1 and t.ne[last] != n):
             return
         rows = pack(self._library.get(pointer, nbytes(t)), t, 0).view(np.float32).reshape(n, -1)
         node = self.parts[-1].setdefault((*named, self._count[named]), {})
         node.update(zip(self._tokens.tolist(), rows, strict=True))
+
+    def _choose(self, pointer: int, node: tuple[str, str, int]) -> None:
+        """Keep each token's choice; replace it by that of `forced`."""
+        source = self._library.struct(pointer).src[0]
+        scores = self._library.get(source, nbytes(self._library.leaf(source))).view(np.float32)
+        chosen = self._library.get(pointer, nbytes(self._library.leaf(pointer))).view(np.int32)
+        n, part = len(self._tokens), len(self.parts) - 1
+        rows = zip(scores.reshape(n, -1).astype(np.float64), chosen.reshape(n, -1).copy(), strict=True)
+        made = {
+            int(token): Choice(node[0], part, len(row), score[None], row[None])
+            for token, (score, row) in zip(self._tokens, rows, strict=True)
+        }
+        self._routers[pointer] = made
+        self.choices[-1].setdefault(node, {}).update(made)
+        if self._forced is not None:
+            theirs = self._forced.choices[part][node]
+            new = np.stack([theirs[int(token)].chosen[0] for token in self._tokens])
+            self._library.set(pointer, np.ascontiguousarray(new).reshape(-1).view(np.uint8))
+
+
+def with_choices(harness: Harness, settings: Sequence[Setting]) -> tuple[list[Comparison], list[str], str]:
+    """Compare two settings of which the first uses the experts that the second chose.
+
+    Return the comparisons, notes on choices at near-ties, and the first choice that rounding does not explain. Raises
+    as `first_difference`.
+    """
+    theirs = Values(harness.library)
+    expected = play(harness, settings[1], theirs)
+    ours = Values(harness.library, theirs)
+    actual = play(harness, settings[0], ours)
+    for watch in (ours, theirs):
+        if watch.error is not None:
+            raise watch.error
+    pairs = [
+        (choice, right[token])
+        for part, base in zip(ours.choices, theirs.choices, strict=True)
+        for node, right in base.items()
+        for token, choice in part[node].items()
+    ]
+    notes, wrong = flips(*zip(*pairs, strict=True)) if pairs else ([], "")
+    return [Comparison(what, a, b) for (what, a), (_, b) in zip(actual, expected, strict=True)], notes, wrong
 
 
 @dataclass(frozen=True, slots=True)
