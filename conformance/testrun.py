@@ -509,7 +509,7 @@ class TestRun:
         full = full if deadline.end == inf else min(full, MOST)
         # a time limit: each call may have another op that hangs
         start, pace = 0, self._paces.setdefault(spec, Pace()) if deadline.end == inf else Pace(SLOW)
-        while batch := cases[start : start + pace.size(full)]:
+        while batch := cases[start : start + min(pace.size(full), self._starts.left(spec))]:
             began, done = self.clock(), 0
             earlier = [self.take(spec, case_name(c)) for c in batch]
             new = self._new(spec, (turn.case(c) for c, k in zip(batch, earlier, strict=True) if k is None), turn)

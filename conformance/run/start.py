@@ -5,6 +5,7 @@ A library whose device cannot compute at all would otherwise be opened again for
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from conformance.backend.registry import Spec
@@ -31,9 +32,9 @@ class Starts:
         self._deaths: dict[Spec, list[Result]] = {}
         self._dead: dict[Spec, BackendCrashError] = {}
 
-    def knows(self, spec: Spec) -> bool:
-        """Return True if the process of a backend has survived a graph."""
-        return spec in self._lives
+    def left(self, spec: Spec) -> int:
+        """Return the number of cases to run before the next `check`."""
+        return sys.maxsize if spec in self._lives else max(1, DEATHS - len(self._deaths.get(spec, ())))
 
     def check(self, spec: Spec, results: Sequence[Result] = ()) -> None:
         """Take the next results of a backend.

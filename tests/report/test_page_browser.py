@@ -12,6 +12,7 @@ import made_runs
 import pytest
 from browser import VIEWS, Driver, ask, case_view, cause_view, failed_view, go, results, turned
 
+from conformance.judge.cause import Cause
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.report.matrix import PASSED, counts, matrix
 from conformance.report.page import page
@@ -121,13 +122,18 @@ def test_it_begins_with_causes(at: Driver, runs: Runs) -> None:
           .map((li) => ['.badge', 'h4 a', '.figure', '.smallest', '.first', '.command code']
             .map((x) => li.querySelector(x).textContent).concat(li.innerText))""",
     )
-    assert len(runs.causes) == len(rows) > 2
-    for row, c, proof in zip(rows, runs.causes, runs.proofs(), strict=True):
-        v = c.value
+    # a fault that several backends have is one card, of the first of them
+    same: dict[tuple[str, str], list[tuple[Cause, str]]] = {}
+    for c, proof in zip(runs.causes, runs.proofs(), strict=True):
+        same.setdefault((c.value.id, c.value.text), []).append((c.value, command(proof.value)))
+    assert len(same) == len(rows) > 2
+    for row, each in zip(rows, same.values(), strict=True):
+        v, first = each[0]
         assert row[0] == f"✗ {v.verdict}"
-        assert row[1:4] == [v.sentence, str(len(v.cases)), v.smallest]
+        assert row[1] == v.sentence
+        assert row[3] == v.smallest
         assert row[4].startswith("first seen 2026-11-20 02:30")
-        assert row[5] == command(proof.value)
+        assert row[5] == first
         assert f"{v.rank['architectures']} architectures" in row[6]
     told = ask(at, "return all('.stories strong a').map((a) => new URLSearchParams(a.hash.slice(9)).get('cause'))")
     assert set(told) == {"none"}

@@ -33,7 +33,7 @@ from conformance.report.page import page
 from conformance.report.runs import read_runs
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = ("--case", dying.DEADLY, "--case", "ops/ADD1-*")
+CASES = ("--case", dying.DEADLY, "--case", "ops/UPSCALE-*")
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ PARSES = {
     "causes/bug_report/proof.py": "to say what a program must do; opens nothing",
     "cli/bugs.py": "--backend, --scheduler",
     "llama/cli/model.py": "--backend",
-    "cli/nightly.py": "--backend",
+    "report/page/tables.py": "the build in the title of a page; opens nothing",
     "cli/perf.py": "names of ours",
     "llama/cli/build.py": "to take the library away; untrusted.py decides on the rest",
 }

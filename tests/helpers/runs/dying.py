@@ -53,7 +53,7 @@ class Dying(GgmlBackend):
         os.kill(psutil.Process(os.getppid()).ppid(), number)
         time.sleep(60)
 """
-DEADLY = "ops/GET_ROWS-f32+i32-a=32x2,n=1@523"
+DEADLY = "ops/GET_ROWS-f32+i32-a=288x7,n=2,va=pad@906"
 HARMLESS = "ops/ADD-*"
 
 
