@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from .code import shown
 from .difference import Difference, Named
@@ -33,9 +34,9 @@ class Change(Struct, frozen=True, kw_only=True):
     cases: int = 0
     """Cases that reach it; 0 if it is shared, or reached by none."""
     tested: int = 0
-    """Those that ran."""
+    """Number of them that ran."""
     failing: int = 0
-    """Those that fail, or are refused, where they pass on the old build."""
+    """Number of them that fail on the new build alone."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -48,11 +49,6 @@ class Changes(Struct, frozen=True, kw_only=True):
     """Kind -> number in the new build."""
     note: str = ""
     """Why changed functions do not show what changed, or what could not be compared."""
-
-    @property
-    def untested(self) -> list[Change]:
-        """Code that no case reaches."""
-        return [r for r in self.rows if not r.cases and not r.is_shared]
 
 
 def changes(
@@ -171,11 +167,5 @@ def _joined(texts: Sequence[str], width: int, between: str = ", ") -> str:
 
 def counted(found: Changes, of: Mapping[str, tuple[int, int]]) -> Changes:
     """Return the changes with the cases that ran and that fail, by `Change.name`."""
-    rows = [
-        Change(
-            kind=r.kind, name=r.name, is_new=r.is_new, is_shared=r.is_shared, cases=r.cases,
-            tested=of.get(r.name, (0, 0))[0], failing=of.get(r.name, (0, 0))[1],
-        )
-        for r in found.rows
-    ]  # fmt: skip
-    return Changes(rows=rows, interface=found.interface, totals=found.totals, note=found.note)
+    numbers = ((r, *of.get(r.name, (0, 0))) for r in found.rows)
+    return replace(found, rows=[replace(r, tested=tested, failing=failing) for r, tested, failing in numbers])

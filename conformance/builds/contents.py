@@ -100,7 +100,7 @@ def _read(path: Path) -> Contents:
         sources |= _sources(data)
     return Contents(
         machine=image.machine,
-        compilers=producers or sorted({t.decode("utf-8", "replace") for t in image.data(".comment").split(b"\0") if t}),
+        compilers=producers or _comments(image),
         is_stripped=image.is_stripped,
         functions=own,
         nameless=nameless,
@@ -116,7 +116,8 @@ def _read(path: Path) -> Contents:
 
 
 def _comments(image: Image) -> list[str]:
-    return [t.decode("utf-8", "replace") for t in image.data(".comment").split(b"\0") if t]
+    """Return the compilers that the section `.comment` names."""
+    return sorted({t.decode("utf-8", "replace") for t in image.data(".comment").split(b"\0") if t})
 
 
 def _hash(*parts: bytes) -> str:

@@ -85,6 +85,14 @@ def _located(text: str, isa: Isa | None) -> Path:
     )
 
 
+def is_build(text: str) -> bool:
+    """Return True if `locate` would read a package, folder, archive or library of this name."""
+    kind, colon, _ = text.partition(":")
+    path = Path(text)
+    in_file = path.is_file() and is_archive(path)
+    return bool(colon and kind in _REGISTRIES) or path.is_dir() or in_file or _is_library(path)
+
+
 def libraries(path: Path) -> list[Path]:
     """Return the libraries of a build that `locate` found.
 

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from conformance.backend import registry
 from conformance.backend.registry import Spec
-from conformance.builds.archive import is_archive
 from conformance.builds.changes import changes, sentences
 from conformance.builds.difference import difference
 from conformance.builds.reach import code_of, impact
-from conformance.builds.source import LIBRARIES, locate
+from conformance.builds.source import is_build, locate
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.library import find
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import counted
-from conformance.run.session.spread import spread, subject
-from conformance.suite import ops, tbo
+from conformance.run.session.spread import one_each, small_first, subject
+from conformance.suite import ops
 from conformance.testrun import Chosen
 
 from .output import leave, line
 
 LIB = "lib"
 """Option of an adapter that names a build."""
-_SMALL = (f"{ops.NAME}/", f"{tbo.NAME}/")
-"""Families whose cases run first: a trajectory costs as much as hundreds of them."""
-
-
-def is_build(text: str) -> bool:
-    """Return True if the text of --against names a build rather than a backend or a record."""
-    path = Path(text)
-    return (
-        text.startswith(("pypi:", "npm:"))
-        or path.is_dir()
-        or (path.is_file() and (is_archive(path) or path.name.endswith(LIBRARIES) or ".so." in path.name))
-    )
 
 
 def against_build(chosen: Chosen) -> Chosen:
@@ -76,15 +61,14 @@ def only_changed(chosen: Chosen) -> Chosen:
         leave(Outcome())
     ids = [c for c in chosen.cases_of(spec) if isinstance(c, str)]
     code, setup = code_of(found, builds[0])
-    small = [i for i in ids if i.startswith(_SMALL)]
-    order = [*spread(small), *spread([i for i in ids if not i.startswith(_SMALL)])]
+    order = small_first(ids)
     of = impact(code, order, setup)
     for text in sentences(changes(found, [of])):
         line(text)
     if found.rebuilt:
         return chosen
     first = of.first()
-    each = _one_each(order, first) if of.shared else []
+    each = one_each(order, first, _group) if of.shared else []
     if not (first or each):
         leave(Outcome.of(Why.UNEXECUTED, ["no case reaches what changed"]))
     left = len(ids) - len(first) - len(each)
@@ -95,12 +79,7 @@ def only_changed(chosen: Chosen) -> Chosen:
     return replace(chosen, only={str(spec): wanted})
 
 
-def _one_each(ids: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return a case of each op, and of each further family, of which `known` has none."""
-    seen = {_group(i) for i in known}
-    return list({_group(i): i for i in reversed(ids) if _group(i) not in seen}.values())
-
-
 def _group(case_id: str) -> str:
+    """Return the op of a case of `ops`, else its family."""
     family, _, _ = case_id.partition("/")
     return subject(case_id) if family == ops.NAME else family

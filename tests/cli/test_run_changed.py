@@ -12,8 +12,8 @@ from builds_made import edited
 from click.testing import CliRunner, Result
 from marks import needs_wheel
 
+from conformance.builds.source import is_build
 from conformance.cli import main
-from conformance.cli.changed import is_build
 from conformance.ggml.lib.library import find
 
 pytestmark = needs_wheel

@@ -35,8 +35,7 @@ from conformance.run.isolation.isolate import Isolation, Workers
 from conformance.run.session.impact import Impacted
 from conformance.run.session.select import case_ids
 from conformance.run.session.settings import WaiverBook, today
-from conformance.run.session.spread import of_ops, spread, subject
-from conformance.suite import by_default
+from conformance.run.session.spread import families, of_ops, one_each, spread
 from conformance.suite.family import LEVELS, Level
 from conformance.testrun import Chosen, TestRun
 
@@ -44,7 +43,7 @@ from .cases import NotRun, Sweep
 from .causes import Causes, CauseSearch, SharedCause, compared, fails
 from .counts import UnitCounts
 from .profiles import Profiles
-from .target import CPU, META, MODELS, OPS, SMALL, TRAJECTORIES, Target, absent
+from .target import CPU, META, MODELS, OPS, TRAJECTORIES, Target, absent
 
 CHANGED = "changed code"
 """Stage of the cases that reach changed functions and shaders."""
@@ -71,13 +70,13 @@ def plan(
     `changed`, the cases of changed code by backend, these come first, then one case of each other op, and what takes a
     minute.
     """
-    rest = [f.name for f in by_default() if f.name not in SMALL]
+    small, rest = families()
     work = list(_changed(targets, changed, models=models))
     begun = bool(work)
     before: set[str] = set()
     for each in LEVELS[: LEVELS.index(level) + 1]:
-        for name, families in ((OPS, SMALL), (TRAJECTORIES, rest)):
-            ids = [i for i in case_ids(families, (), each) if i not in before]
+        for name, of_kind in ((OPS, small), (TRAJECTORIES, rest)):
+            ids = [i for i in case_ids(of_kind, (), each) if i not in before]
             own = [t for t in targets if name in t.runs]
             order = spread(ids, before)
             of = {t.kernels: of_ops(order, t.kernels) if t.kernels and name == OPS else order for t in own}
@@ -103,13 +102,11 @@ def _changed(targets: Sequence[Target], changed: Mapping[str, Sequence[str]], *,
         return
     for t in targets:
         yield Sweep(t, CHANGED, list(changed.get(str(t.build), ())))
-    ids = spread(case_ids(SMALL, (), LEVELS[0]))
+    ids = spread(case_ids(families()[0], (), LEVELS[0]))
     for t in targets:
-        seen = set(map(subject, changed.get(str(t.build), ())))
         own = of_ops(ids, t.kernels) if t.kernels else ids
-        each = {subject(i): i for i in reversed(own)}
         if OPS in t.runs:
-            yield Sweep(t, "an op each", [i for op, i in each.items() if op not in seen])
+            yield Sweep(t, "an op each", one_each(own, changed.get(str(t.build), ())))
     yield from _short(targets, models=models)
     for t in targets:
         if models and MODELS in t.runs:
@@ -121,8 +118,7 @@ def _changed(targets: Sequence[Target], changed: Mapping[str, Sequence[str]], *,
 
 def ids_of(targets: Sequence[Target], level: Level) -> dict[Spec, list[str]]:
     """Return the cases of each target, single ops first, each kind in the order of `spread`."""
-    rest = [f.name for f in by_default() if f.name not in SMALL]
-    small, large = (spread(case_ids(families, (), level)) for families in (SMALL, rest))
+    small, large = (spread(case_ids(names, (), level)) for names in families())
     return {
         t.build: [
             *(of_ops(small, t.kernels) if t.kernels else small if OPS in t.runs else ()),

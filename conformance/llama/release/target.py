@@ -9,7 +9,6 @@ from pathlib import Path
 from conformance.backend.registry import ISA, Spec
 from conformance.builds.build import Build, DeviceOf
 from conformance.ggml.errors import UsageError
-from conformance.suite import ops, tbo
 
 ADAPTER = "ggml"
 THREADS = "8"
@@ -21,8 +20,6 @@ PLACED = {"CPU_REPACK": frozenset({"MUL_MAT", "MUL_MAT_ID"})}
 """CPU buffer type with its own kernels -> their ops."""
 OPS, TRAJECTORIES, MODELS = "ops", "trajectories", "models"
 ALL = frozenset({OPS, TRAJECTORIES, MODELS})
-SMALL = (ops.NAME, tbo.NAME)
-"""Families whose cases are one graph of a few nodes: ops, and the cases of upstream's tests."""
 KERNELS = frozenset({OPS})
 """Kinds of cases for a setup that only changes kernels: trajectories add nothing."""
 GRAPHS = frozenset({OPS, TRAJECTORIES})

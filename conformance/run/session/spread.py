@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
+from conformance.suite import by_default, ops, tbo
+
+SMALL = (ops.NAME, tbo.NAME)
+"""Families whose cases are one graph of a few nodes: ops, and the cases of upstream's tests."""
 LARGE = {65_536: "more than the fewest workgroups that a device must offer", 1024: "more than one workgroup has"}
 """Sizes of a dimension above which kernels split it differently."""
 _SHAPE = re.compile(r"=(?:[0-9]+(?:x[0-9]+)+|\[[0-9]+(?:,[0-9]+)+\])")
 _SUBJECT = re.compile(r"[^-(]*")
+
+
+def subject(case_id: str) -> str:
+    """Return the op of a case, or the model of a trajectory."""
+    return _SUBJECT.match(case_id)[0]  # type: ignore[index]  # an empty text at least
 
 
 def of_ops(ids: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -33,6 +42,26 @@ def spread(ids: Sequence[str], before: Iterable[str] = ()) -> list[str]:
         known[subject(i)] |= _traits(i)
     turn = {i: n for s, own in groups.items() for n, i in enumerate(_new_first(own, known[s]))}
     return sorted(ids, key=lambda i: turn[i])
+
+
+def families() -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of the default families: of single ops, and the others."""
+    return SMALL, [f.name for f in by_default() if f.name not in SMALL]
+
+
+def small_first(ids: Sequence[str]) -> list[str]:
+    """Return single ops, then the rest, each part in the order of `spread`.
+
+    A trajectory costs as much as hundreds of ops.
+    """
+    small = [i for i in ids if i.partition("/")[0] in SMALL]
+    return [*spread(small), *spread([i for i in ids if i.partition("/")[0] not in SMALL])]
+
+
+def one_each(ids: Sequence[str], known: Iterable[str], of: Callable[[str], str] = subject) -> list[str]:
+    """Return the first case of each group `of` ids of which `known` has none."""
+    seen = set(map(of, known))
+    return list({of(i): i for i in reversed(ids) if of(i) not in seen}.values())
 
 
 def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
@@ -67,8 +96,3 @@ def _traits(case_id: str) -> set[str]:
 def _dimensions(shape: re.Match[str]) -> str:
     sizes = [int(n) for n in re.findall("[0-9]+", shape[0])]
     return f"={len(sizes)} dimensions {next((why for n, why in LARGE.items() if max(sizes) >= n), '')}"
-
-
-def subject(case_id: str) -> str:
-    """Return the op of a case, or the model of a trajectory."""
-    return _SUBJECT.match(case_id)[0]  # type: ignore[index]  # an empty text at least
