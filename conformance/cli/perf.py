@@ -50,7 +50,8 @@ BOOKKEEPING = ("Const", "Input", "Output", "MemoryInput", "MemoryOutput", "Resha
 """Types of layers that compute nothing."""
 COLUMNS = ("unit", "backend", "verdict", "rate", "95 % interval", "rounds", "compiles", "MiB", "why not timed")
 COUNT_COLUMNS = ("unit", "backend", "verdict", "instructions", "D1 misses", "LL misses", "rate", "why not counted")
-NOT_MEASURED = {MissingCause.INTERRUPTED: "interrupted", MissingCause.TIME_LIMIT: "not started (--budget)"}
+LATE = "not started (--budget)"
+NOT_MEASURED = {MissingCause.INTERRUPTED: "interrupted", MissingCause.TIME_LIMIT: LATE}
 """Cause of a unit without a result -> its text."""
 _MIB = 2**20
 
@@ -370,7 +371,7 @@ def gate(
         judge_ = Judge(Bench(runner, isolation), request.budget, lacking, base, warn=partial(line, err=True))
         for g in chosen:
             if time.monotonic() > ends:
-                answers.append(Missing(str(g.backend), g.id, "not started (--budget)", MissingCause.TIME_LIMIT))
+                answers.append(Missing(str(g.backend), g.id, LATE, MissingCause.TIME_LIMIT))
                 continue
             line(f"{g.name} …", err=True)
             answers.append(judge_.answer(g))
@@ -418,7 +419,7 @@ def perf_calibrate(
             for spec in specs:
                 name = f"calibrate/{unit.name}/{unit.model}@1"
                 if time.monotonic() > ends:
-                    missing.append(Missing(str(spec), name, "not started (--budget)", MissingCause.TIME_LIMIT))
+                    missing.append(Missing(str(spec), name, LATE, MissingCause.TIME_LIMIT))
                     continue
                 line(f"{unit.name} on {spec} …", err=True)
                 try:

@@ -160,8 +160,7 @@ def decide(rounds: Measurements, subject: str, against: str | None, limit: float
     """
     paid = 0.0
     for look in LOOKS:
-        while fits(rounds, budget) and (rounds.spent < look * budget or len(rounds.lives) < FEWEST):
-            rounds.live()
+        _measure(rounds, look, budget)
         now = min(rounds.spent / budget, 1.0)
         if now <= paid:
             continue
@@ -171,6 +170,12 @@ def decide(rounds: Measurements, subject: str, against: str | None, limit: float
             break
     answer = REGRESSED if interval.low > limit else FINE if interval.high <= limit else UNDECIDED
     return Decision(answer, interval, len(rounds), rounds.spent)
+
+
+def _measure(rounds: Measurements, part: float, budget: float) -> None:
+    """Measure lives until `part` of the budget is spent, but at least `FEWEST` if they fit."""
+    while fits(rounds, budget) and (rounds.spent < part * budget or len(rounds.lives) < FEWEST):
+        rounds.live()
 
 
 def fits(rounds: Measurements, budget: float) -> bool:
@@ -184,9 +189,7 @@ def foreseen(rounds: Measurements, subject: str, against: str | None, budget: fl
     It is found in 95 of 100 tries. The standard error falls with the square root of the number of lives, and so of the
     time.
     """
-    part = LOOKS[0]
-    while fits(rounds, budget) and (rounds.spent < part * budget or len(rounds.lives) < FEWEST):
-        rounds.live()
+    _measure(rounds, LOOKS[0], budget)
     values = life_values(_logs(rounds, subject, against), rounds.lives)
     if len(values) < FEWEST:
         return math.inf
