@@ -65,15 +65,12 @@ class Suite:
             self.chosen = replace(self.chosen, json_path=None)
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
         self._is_alone = self.is_worker or self.is_shared or config.getoption("perf")
-        self._ends = ExitStack()
         n = 1 if self._is_alone or config.option.collectonly else number(self.chosen.jobs, pairs_of(self.chosen))
-        self._started = None if n == 1 else self._ends.enter_context(closing(Lanes(n)))
-        """Lanes, which import while this process opens the backends and collects."""
-        try:
+        with ExitStack() as ends:
+            self._started = None if n == 1 else ends.enter_context(closing(Lanes(n)))
+            """Lanes, which import while this process opens the backends and collects."""
             self.run = TestRun(self.chosen, recovers=not self.is_worker)
-        except BaseException:
-            self._ends.close()
-            raise
+            self._ends = ends.pop_all()
         if self.is_shared:
             self.chosen.workers.close()  # xdist's workers run the cases
         self.results: dict[Key, Result] = {}

@@ -114,10 +114,8 @@ def execute(chunk: Chunk, worker: str = "", show: Callable[[Reply], None] | None
     try:
         runner = _runner(chunk)
         runner.waivers = WaiverBook.unpack(chunk.spec, chunk.waivers)
-        full, pace = (
-            runner.batch_size(chunk.spec),
-            _HELD.paces.setdefault(chunk.spec, Pace(SLOW)),
-        )  # most of a batch may crash
+        full = runner.batch_size(chunk.spec)
+        pace = _HELD.paces.setdefault(chunk.spec, Pace(SLOW))  # most of a batch may crash
         while (batch := chunk.cases[ran : ran + pace.size(full)]) and not (ran and is_late()):
             start = time.monotonic()
             for cases in groups(map(runner.case, batch)):

@@ -44,10 +44,9 @@ def doctor() -> None:
     line("")
     table(extras, ["extra", "installed"])
     line("")
-    workers = Workers()
-    workers.start(specs := [Spec(name) for name in (*registry.names(), *registry.defined())])
-    backends = [_backend(spec, workers) for spec in specs]
-    workers.close()
+    with closing(Workers()) as workers:
+        workers.start(specs := [Spec(name) for name in (*registry.names(), *registry.defined())])
+        backends = [_backend(spec, workers) for spec in specs]
     table([row for row, _ in backends], ["backend", "device", "loads"], maxcolwidths=[None, 60, 80])
     for extra, lacks in missing.items():
         line(f"extra {extra} lacks {', '.join(lacks)}: pip install '{PACKAGE}[{extra}]'")
