@@ -46,7 +46,7 @@ def test_undecided_says_what_it_could_have_seen() -> None:
 
 
 def test_an_eighth_of_the_time_foresees_what_the_whole_detects() -> None:
-    """What a gate foresees after an eighth of its budget is what it detects with all of it, within a factor of two."""
+    """The forecast after an eighth of the budget is within a factor of two of what the whole budget detects."""
     for noise in (CALM, WORST):
         pairs = []
         for seed in range(8):

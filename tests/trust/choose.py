@@ -1,8 +1,8 @@
 """Choose `smoke` of `ops`, and its order: the cases that notice most faults per second of processor time.
 
-A greedy weighted set cover. Its items are pairs of traits (`traits.py`). A kind of pairs weighs as much as it explains
-of the mutants that `weights.py` learned from, spread over all pairs of the kind. So a fault that nobody has seen is
-noticed if it depends on a pair that some case has. `smoke` must also have the rows that the tables name
+A greedy weighted set cover of pairs of traits (`traits.py`). Each kind of pairs has a weight, learned from mutants by
+`weights.py`, which all pairs of the kind share equally. An unseen fault is noticed if it depends on a covered pair.
+`smoke` must also have the rows that the tables name
 (`OpCases.smoke`), every trait of the tables' rows, each op in F32 with a view, every value of an axis of a dispatch
 grid, and the cases that known faults name. A case that ggml refuses, which checks the reference, runs on no backend:
 it is never chosen.

@@ -65,7 +65,7 @@ def _mutant(function: str) -> Mutant:
 
 
 def test_variants_of_an_op_are_on_one_side() -> None:
-    """What is learned from and what measures the choice share no function of an op."""
+    """All variants of a function are in the same half: to learn from, or to measure the choice."""
     names = ("ggml_compute_forward_soft_max_f32", "ggml_compute_forward_soft_max", "ggml_compute_forward_soft_max_f16")
     assert len({subject(_mutant(n)) for n in names}) == len({half(_mutant(n)) for n in names}) == 1
     assert {half(_mutant(f"f_{k}th")) for k in range(20)} == {0, 1}

@@ -1,4 +1,4 @@
-"""What a case of `ops` varies: its traits, and the pairs of them.
+"""Traits of a case of `ops`, read from its id, and pairs of them.
 
     MUL_MAT-q4_0+f32-a=64x5,b=64x33,va=pad
 
@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?|-?inf|nan")
 _LARGEST = 17
 """The last class of sizes, which are powers of two: from 65,536."""
 _BLOCK, _FEW = 32, 8
-"""What lengths and numbers of rows are divided by."""
+"""Divisors of row lengths and of numbers of rows."""
 _SMALL = range(-2, 9)
 """Numbers that are a class of their own."""
 

@@ -35,9 +35,9 @@ _VARIANT = re.compile(
     r"_(f32|f16|bf16|i32|i8|i16|f64|i?q\w*|tq\w*|mxfp4|nvfp4|x\d+|one_chunk|impl|inplace|non_quantized|same_type|generic|"
     r"ref|same_cont|any|flt|bytes|same|back|use_transposed)$"
 )
-"""End of a function's name that tells it from another of the same op."""
+"""Suffix of a function's name by which variants of one op differ."""
 _VALUES = 0.72
-"""Bits of doubt, per value and case, that values explain by chance: 1 / 2 ln 2."""
+"""Entropy in bits that chance explains, per distinct value and case: 1 / (2 ln 2)."""
 
 Case = tuple[str, dict[tuple[Kind, str], tuple[str, ...]]]
 """Op, and what stands at each place of each kind."""
@@ -136,8 +136,8 @@ def _left(counted: Sequence[tuple[str, bool, float]], a: tuple[Kind, str], b: tu
 
 def _doubt(counted: Iterable[tuple[str, bool, float]]) -> float:
     """Return the entropy in bits of whether a case notices."""
-    weight = Counter[bool]()
+    weight: dict[bool, float] = defaultdict(float)
     for _, is_noticing, w in counted:
-        weight[is_noticing] += w  # type: ignore[assignment]  # a Counter may hold floats
+        weight[is_noticing] += w
     total = sum(weight.values())
     return -sum(w / total * math.log2(w / total) for w in weight.values() if w)

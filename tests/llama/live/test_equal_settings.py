@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[Device, str]] = {
     "a product leaves the last row": (d.always(d.tail_left("MUL_MAT")), LLAMA),
     "a product of many rows lacks a share": (d.always(d.share_lost("MUL_MAT", least=9)), LLAMA),
 }  # fmt: skip
-"""What is wrong -> the device, and the architecture."""
+"""Fault -> device that has it, and architecture of the model."""
 
 
 @needs_wheel
