@@ -221,8 +221,17 @@ def test_a_line_for_each_result_and_reasons_counted() -> None:
     assert f"PASS {CASE} on ggml" in said
     assert f"UNSUPPORTED {CASE} on xdna2: " in said
     assert "1 case unsupported by xdna2, by reason:" in said
-    counted = [line.partition(";")[0] for line in _conform(*words, "-q").output.splitlines()[:2]]
-    assert counted == ["ggml: 1 PASS", "xdna2: 1 UNSUPPORTED"]
+    stored = (
+        "run",
+        "--backend",
+        "ggml",
+        "--backend",
+        "xdna2",
+        "--case",
+        "ops/ARANGE-f32-start=-3.0,stop=20.0,step=0.1@16",
+    )
+    counted = ["ggml: 1 PASS; golden: 1 compared", "xdna2: 1 UNSUPPORTED"]
+    assert _conform(*stored, "-q").output.splitlines()[:2] == counted
 
 
 @pytest.mark.parametrize(

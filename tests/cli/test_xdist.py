@@ -27,7 +27,7 @@ def test_a_shared_run_says_what_a_run_alone_says(tmp_path: Path) -> None:
     Only times, and the sizes of batches, may differ. Each backend has one worker.
     """
     said = {}
-    chosen = ("--backend", "cpu", "--backend", "ggml", "--case", "ops/ADD-f32*", "--level", "smoke", "-v")
+    chosen = ("--backend", "cpu", "--backend", "ggml", "--case", "ops/ADD*-f32*", "--level", "smoke", "-v")
     for n in ("0", "2"):
         path = tmp_path / f"{n}.json"
         run = session(*chosen, "-n", n, "--json", str(path))
@@ -38,7 +38,7 @@ def test_a_shared_run_says_what_a_run_alone_says(tmp_path: Path) -> None:
         line = next(line for line in run.stdout.splitlines() if line.startswith("ggml: "))
         assert f"{document['totals']['PASS'] // 2} PASS" in line
     assert said["0"] == said["2"]
-    assert said["0"][0]["PASS"] >= 10
+    assert said["0"][0]["PASS"] > 10
     shared = [line for line in run.stdout.splitlines() if line.startswith("[gw")]
     workers = {(line[:4], b) for line in shared for b in ("cpu", "ggml") if f"-{b}]" in line or f"-{b}@" in line}
     assert len(workers) == 2

@@ -130,8 +130,7 @@ def test_it_begins_with_causes(at: Driver, runs: Runs) -> None:
     for row, each in zip(rows, same.values(), strict=True):
         v, first = each[0]
         assert row[0] == f"✗ {v.verdict}"
-        assert row[1] == v.sentence
-        assert row[3] == v.smallest
+        assert row[1:4] == [v.sentence, str(sum(len(c.cases) for c, _ in each)), v.smallest]
         assert row[4].startswith("first seen 2026-11-20 02:30")
         assert row[5] == first
         assert f"{v.rank['architectures']} architectures" in row[6]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -52,7 +51,7 @@ class Adder(KernelBackend):
         if dst.shape[-1] == 33:
             dst[..., -1] = src[0][..., -1]
 '''
-GREEN = r"adder: \d of 123 ops passed a case at level smoke; refused: ACC, ADD1, ADD_ID, ADD_REL_POS and \d+ more; "
+GREEN = "adder: 4 of 123 ops passed a case at level smoke; refused: ACC, ADD1, ADD_ID, ADD_REL_POS and 115 more; "
 FURTHER = "conform run --backend adder --level standard --case 'ops/ADD-*'"
 
 
@@ -67,7 +66,7 @@ def test_a_green_run_of_a_refusing_backend_names_the_command_that_finds_its_bug(
     """The command in the scope of a green run finds a bug for which its level has no case."""
     green = conform("run", "--backend", adder, "--family", "ops")
     assert green.returncode == 0, green.stdout
-    assert re.search(f"{GREEN}further: {re.escape(FURTHER)}\n", green.stdout)
+    assert f"{GREEN}further: {FURTHER}\n" in green.stdout, green.stdout
     found = conform("run", *shlex.split(FURTHER)[2:])
     assert found.returncode == 1
     assert "FAIL ops/ADD-f32+f32-" in found.stdout
