@@ -350,9 +350,13 @@ class Against:
         self._ran |= {pair: r for pair, r in found.items() if pair[0] in bases}
         own = {pair: r for pair, r in found.items() if pair[0] not in bases}
         for spec, case_id in own:
-            if spec in self._bases and (r := self._ran.get((self._bases[spec], case_id))) is not None:
-                self.before[str(spec), case_id] = r
+            self.know(spec, self._ran.get((self._bases.get(spec, spec), case_id)))
         return own
+
+    def know(self, spec: Spec, before: Result | None) -> None:
+        """Compare the result of `spec` for a case with `before`, if the base has one."""
+        if before is not None:
+            self.before[str(spec), before.case] = before
 
     def pairs(self, results: Iterable[Result]) -> list[Sides]:
         """Return each result, paired with the one to compare with."""

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 
 import conformance
@@ -18,6 +19,7 @@ from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UnavailableError
+from conformance.process import FOREVER
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
@@ -44,6 +46,12 @@ class Chunk:
     """Seconds after which only the first case may start."""
     exact: bool = False
     """True to also record the NMSE from values without declared rounding."""
+    locates: bool = True
+    """`Runner.locates`"""
+    checks_stale_state: bool = True
+    """`Runner.checks_stale_state`"""
+    each: float = inf
+    """Seconds of a request, if less than the limit of `isolation`."""
     journals: str | None = None
     """Folder on this machine for the journal of the lane, which a later run recovers."""
     save_failures: str | None = None
@@ -114,6 +122,7 @@ def execute(chunk: Chunk, worker: str = "", show: Callable[[Reply], None] | None
     try:
         runner = _runner(chunk)
         runner.waivers = WaiverBook.unpack(chunk.spec, chunk.waivers)
+        runner.locates, runner.checks_stale_state = chunk.locates, chunk.checks_stale_state
         full = runner.batch_size(chunk.spec)
         pace = _HELD.paces.setdefault(chunk.spec, Pace(SLOW))  # most of a batch may crash
         while (batch := chunk.cases[ran : ran + pace.size(full)]) and not (ran and is_late()):
@@ -121,7 +130,8 @@ def execute(chunk: Chunk, worker: str = "", show: Callable[[Reply], None] | None
             for cases in groups(map(runner.case, batch)):
                 if ran and is_late():
                     break
-                rows += [r.to_json() for r in runner.run(chunk.spec, cases)]
+                with runner.within(FOREVER.request(chunk.each)):
+                    rows += [r.to_json() for r in runner.run(chunk.spec, cases)]
                 ran += len(cases)
                 if show is not None:
                     show(Reply(rows, worker=worker, ended=False))

@@ -10,10 +10,11 @@ import hashlib
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from math import inf
 from pathlib import Path
 from typing import Protocol
@@ -100,6 +101,8 @@ class _Backend:
     """When the last worker able to run it left."""
     told: str = ""
     """The reason that was printed last."""
+    size: int = FEW
+    """Cases that a chunk may have: more would come back when its time is over, after later ones ran."""
 
     @property
     def waiting(self) -> int:
@@ -108,6 +111,10 @@ class _Backend:
     def drop(self) -> None:
         self.left.clear()
         self.parts.clear()
+
+    def took(self, done: int, cases: int) -> None:
+        """Take how many cases of a chunk ran in its time."""
+        self.size = min(MANY, 2 * done) if done == cases else max(FEW, done)
 
 
 class Executor:
@@ -118,9 +125,12 @@ class Executor:
         run: takes the results; its journal has those of an earlier start.
         asked: cases of each backend, each once.
         tell: takes messages.
-        show: takes each new result.
         stop: true once no chunk may start.
+        each: seconds of a request, if less than the run's limit.
     """
+
+    _numbers = count(1)
+    """Of chunks: a reply may come after its executor has stopped, and the next one uses the same workers."""
 
     def __init__(
         self,
@@ -129,16 +139,21 @@ class Executor:
         asked: Mapping[Spec, Sequence[str]],
         *,
         tell: Callable[[str], None] = lambda _: None,
-        show: Callable[[Result], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
+        each: float = inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pool, self._run, self._tell, self._show, self._stop, self._clock = pool, run, tell, show, stop, clock
+        self._pool, self._run, self._tell, self._stop, self._each, self._clock = pool, run, tell, stop, each, clock
         self._results = {(s, i): run.take(s, i) for s, ids in asked.items() for i in ids}
         self._backends = {s: _Backend(s, deque(i for i in ids if not self._results[s, i])) for s, ids in asked.items()}
+        against = run.against
+        bases = {s: None if against is None else against.base(s) for s in asked}
+        self._bases = {s: base for s, base in bases.items() if s not in bases.values()}
+        """Backend -> the one to compare with; those are not in it."""
         self._chunks: dict[int, tuple[Chunk, frozenset[str]]] = {}
         """Running tasks, and the workers to which they are bound, if any."""
-        self._numbers = 0
+        self._new = [(s, i) for (s, i), r in self._results.items() if r is not None]
+        """Results that `play` has not yielded."""
         self._alone: Counter[tuple[Spec, str]] = Counter()
         """Deaths of workers that ran one case."""
         self._workers: Mapping[str, WorkerInfo] = {}
@@ -150,21 +165,44 @@ class Executor:
         self._stopped: float | None = None
         """Time at which `stop` became true."""
 
-    def run(self) -> None:
+    def play(self) -> Generator[Result, None, None]:
         """Submit chunks until none is left or `stop`; `run.results` gets the results in order.
+
+        Yields:
+            Each result once it is on disk and the base has run the case, too. One that comes before the end of the run,
+            without the base's, does not count: it would look new.
 
         Raises:
             UnavailableError: the scheduler is gone.
         """
         try:
+            yield from self._whole()
             while self._is_busy():
                 self._advance()
+                yield from self._whole()
         finally:
-            found = {pair: r for pair, r in self._results.items() if r is not None}
+            found = {pair: r for pair, r in self._results.items() if r is not None and self._is_whole(*pair)}
             against = self._run.against
             self._run.results += (found if against is None else against.without_bases(found)).values()
             if machine := self._machine():
                 self._run.about["environment"] = machine
+
+    def _whole(self) -> Iterator[Result]:
+        """Yield the results, except those of bases, that became whole."""
+        new, self._new = self._new, []
+        for spec, case in new:
+            if not self._is_whole(spec, case):
+                self._new.append((spec, case))
+            elif spec in self._bases and (found := self._results[spec, case]) is not None:
+                if self._run.against is not None and (base := self._bases[spec]) is not None:
+                    self._run.against.know(spec, self._results.get((base, case)))
+                yield found
+
+    def _is_whole(self, spec: Spec, case: str) -> bool:
+        """Return True if the base has run a case, or runs none."""
+        base = self._bases.get(spec)
+        known = base is None or (base, case) not in self._results or self._results[base, case] is not None
+        return known or (str(base), "") in self._run.reasons
 
     def result(self, spec: Spec, case_id: str) -> Result | None:
         """Run until the result of a requested case is known, and return it; None if it gets none.
@@ -244,7 +282,7 @@ class Executor:
         while not self._stop() and (able := [b for b in self._backends.values() if self._room(b) > 0]):
             b = max(able, key=lambda b: b.waiting)
             fair = len(b.left) // max(1, AHEAD * sum(self._workers[w].threads for w in self._able(b)))
-            size = min(len(b.left), max(FEW, min(fair, MANY)))
+            size = min(len(b.left), max(FEW, min(fair, b.size)))
             self._start(b, b.parts.popleft() if b.parts else [b.left.popleft() for _ in range(size)])
 
     def _room(self, b: _Backend) -> int:
@@ -254,11 +292,11 @@ class Executor:
         return AHEAD * places - sum(x.running for x in self._backends.values() if device_of(x.spec) == need)
 
     def _start(self, b: _Backend, cases: Sequence[str]) -> None:
-        self._numbers += 1
         run = self._run
         save = run.chosen.saves if self._pool.is_local else None
         chunk = Chunk(
-            self._numbers, b.spec, cases, run.chosen.isolation, self._pool.seconds, exact=run.chosen.exact,
+            next(self._numbers), b.spec, cases, run.chosen.isolation, self._pool.seconds, exact=run.chosen.exact,
+            locates=run.runner.locates, checks_stale_state=run.runner.checks_stale_state, each=self._each,
             journals=str(run.chosen.folder) if self._pool.is_local else None,
             save_failures=None if save is None else str(save), waivers=run.waivers.pack(b.spec),
         )  # fmt: skip
@@ -291,7 +329,9 @@ class Executor:
         del self._chunks[number]
         b = self._backends[chunk.spec]
         b.running -= 1
-        b.left.extendleft(i for i in reversed(chunk.cases) if self._results[b.spec, i] is None)
+        left = [i for i in chunk.cases if self._results[b.spec, i] is None]
+        b.took(len(chunk.cases) - len(left), len(chunk.cases))
+        b.left.extendleft(reversed(left))
         return b
 
     def _died(self, number: int, chunk: Chunk, why: str) -> None:
@@ -321,8 +361,7 @@ class Executor:
         self._check_start(spec, new)
         for r in new:
             self._results[spec, r.case] = r
-            if spec != self._run.chosen.base:
-                self._show(r)
+            self._new.append((spec, r.case))
 
     def _check_start(self, spec: Spec, new: Sequence[Result]) -> None:
         """Drop a backend that does not start (`run.start`)."""

@@ -329,9 +329,10 @@ class Execution:
         if (base := self._run.chosen.base) is not None:
             ids = {**ids, base: list(dict.fromkeys(i for own in ids.values() for i in own))}
         tell = partial(line, err=True)
-        work = Executor(pool, self._run, ids, tell=tell, show=self._take, stop=self._stops)
-        with self._progress.of(work.__str__):
-            work.run()
+        work = Executor(pool, self._run, ids, tell=tell, stop=self._stops)
+        with self._progress.of(work.__str__), closing(work.play()) as results:
+            for result in results:
+                self._take(result)
 
     def _here(self, asked: Mapping[Spec, Sequence[Case | str]], *, tell: bool) -> None:
         """Run cases in this process; with `tell`, say how each backend ended."""

@@ -47,7 +47,7 @@ class Run(TestRun):
     def over(self, pool: Pool, asked: dict[Spec, Sequence[str]], **words: Any) -> Executor:  # noqa: ANN401  # as of `Executor`
         """Run to the end."""
         work = Executor(pool, self, asked, tell=self.said.append, **words)
-        work.run()
+        list(work.play())
         return work
 
 

@@ -74,7 +74,7 @@ def test_killed_workers_cost_nothing() -> None:
 
         run = Kept(Chosen(), waivers=WaiverBook({}, today()), recovers=False)
         work = Executor(workers, run, {Spec("cpu"): IDS})
-        work.run()
+        list(work.play())
     runner = Runner()
     try:
         expected = runner.run(Spec("cpu"), [runner.case(i) for i in IDS])

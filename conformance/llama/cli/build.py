@@ -66,6 +66,7 @@ def build() -> None:
 @options.BUDGET.click(default="30m", show_default=True)
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
 @click.option("-o", "--output", type=options.Folder, metavar="DIR", help="Write the page and the run file to DIR.")
+@options.JOBS.click()
 @options.json_option
 @options.isolation
 def build_test(
@@ -77,6 +78,7 @@ def build_test(
     budget: float,
     level: Level,
     output: Path | None,
+    jobs: int | None,
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
@@ -93,7 +95,7 @@ def build_test(
         check_callgrind()
     paths = [made(output)] if output else []
     paths += [json_path] if json_path else []
-    it = _tested((new, old), devices, budget, level, isolation, paths, counted=counted, isa=isa or "")
+    it = _tested((new, old), devices, budget, level, isolation, paths, counted=counted, isa=isa or "", jobs=jobs)
     for path in (*paths[:1], *write_page(output, paths[:1])) if output else ():
         line(f"{path}: written")
     leave(it.outcome())
@@ -109,6 +111,7 @@ def _tested(
     released: str = "",
     counted: Sequence[Unit] = (),
     isa: str = "",
+    jobs: int | None = None,
 ) -> Release:
     """Test a build against another, or alone, and write its record."""
     new, old = names
@@ -119,7 +122,7 @@ def _tested(
     say = partial(line, err=True)
     builds = replace(inspect(new, say, isa), released=released), None if old is None else inspect(old, say, isa)
     isolation = replace(isolation, until=deadline)
-    it = prepare(*builds, devices, budget, level, isolation, say, next(iter(paths), None), counted)
+    it = prepare(*builds, devices, budget, level, isolation, say, next(iter(paths), None), counted, jobs)
     with Progress().of(begun):
         it.seconds = max(0.0, deadline.left())
         it.run()
@@ -153,9 +156,16 @@ def build_diff(new: str, old: str) -> None:
 @click.option(
     "-o", "--output", type=options.Folder, metavar="DIR", required=True, help="Write the page and the records to DIR."
 )
+@options.JOBS.click()
 @options.isolation
 def build_state(
-    path: Path, devices: Sequence[str], budget: float, level: Level, output: Path, isolation: Isolation
+    path: Path,
+    devices: Sequence[str],
+    budget: float,
+    level: Level,
+    output: Path,
+    jobs: int | None,
+    isolation: Isolation,
 ) -> None:
     """Test each build that TOML lists, and write one page of all.
 
@@ -170,7 +180,7 @@ def build_state(
         record = made(output / state.folder(name))
         try:
             if not record.exists():
-                it = _tested((name, None), devices, budget, level, isolation, [record], day, listed.units)
+                it = _tested((name, None), devices, budget, level, isolation, [record], day, listed.units, jobs=jobs)
                 interrupted = Outcome.of(
                     Why.INTERRUPTED, [f"{name}: remove {record.parent} to test it again"] if it.interrupted else []
                 )

@@ -12,7 +12,7 @@ import click
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.case.reference import FOLDERS
-from conformance.cli.options import File
+from conformance.cli import options
 from conformance.cli.output import line, table
 from conformance.ggml.errors import UsageError
 from conformance.ggml.types import TYPES
@@ -52,7 +52,7 @@ _lib_option = click.option(
               help="Copy the weights of MODEL.gguf into the case, or refer to them.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 10**18 - 1), default=0, metavar="N", help="Seed of tokens and weights.")
 @_lib_option
-@click.option("-o", "--output", type=File, metavar="FILE.gguf", help="Case file, or with --model the model.")
+@click.option("-o", "--output", type=options.File, metavar="FILE.gguf", help="Case file, or with --model the model.")
 def capture(
     source: str | None, output: Path | None, whole: bool, weights: str, seed: int, lib: str | None,
     settings: Sequence[str], **given: Any,  # noqa: ANN401  # of the other options

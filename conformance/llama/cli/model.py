@@ -15,7 +15,7 @@ import click
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
-from conformance.cli.options import BUDGET, ExistingFile, Folder, backend_option, isolation, json_option
+from conformance.cli import options
 from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.outcome import Outcome, Why
@@ -80,13 +80,15 @@ class Checked:
 
 @click.command("check-model")
 @click.argument("model", type=click.Path(path_type=Path))
-@backend_option
+@options.backend_option
 @click.option(
-    "--compare", type=ExistingFile, metavar="FILE", help="File that MODEL was made from, or of the same model."
+    "--compare", type=options.ExistingFile, metavar="FILE", help="File that MODEL was made from, or of the same model."
 )
 @click.option("--prompt", metavar="TEXT", help=f"Default: {PROMPT!r}.")
 @click.option("--tokens", metavar="N,N,…", help="Prompt as token ids, for a vocabulary without text.")
-@click.option("--turns", "turns_file", type=ExistingFile, metavar="FILE", help="Play the conversations in FILE.")
+@click.option(
+    "--turns", "turns_file", type=options.ExistingFile, metavar="FILE", help="Play the conversations in FILE."
+)
 @click.option("--server", "url", metavar="URL",
               help="Judge a server's tokens and log probabilities (/v1/completions).")  # fmt: skip
 @click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE,…",
@@ -94,12 +96,14 @@ class Checked:
 @click.option("--decode", type=click.IntRange(0), default=DECODE, show_default=True, metavar="N",
               help="Number of tokens of each answer.")  # fmt: skip
 @click.option("--lib", metavar="BUILD", help="Build with llama.cpp (docs/builds.md); default: the wheel's.")
-@BUDGET.click(default="6m", show_default=True)
-@click.option("--perplexity", "text_file", type=ExistingFile, metavar="FILE",
+@options.BUDGET.click(default="6m", show_default=True)
+@click.option("--perplexity", "text_file", type=options.ExistingFile, metavar="FILE",
               help="Also measure the perplexity of the text in FILE.")  # fmt: skip
-@click.option("-o", "--output", type=Folder, metavar="DIR", help="Save the minimised case of a wrong result in DIR.")
-@json_option
-@isolation
+@click.option(
+    "-o", "--output", type=options.Folder, metavar="DIR", help="Save the minimised case of a wrong result in DIR."
+)
+@options.json_option
+@options.isolation
 def check_model(
     model: Path,
     backends: Sequence[str],

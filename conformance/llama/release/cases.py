@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
 from conformance.backend.registry import Spec
+from conformance.campaign.player import Player
 from conformance.case.case import Case
 from conformance.causes.analyse import analyse, by_message
 from conformance.ggml.errors import ConformanceError
@@ -41,6 +43,8 @@ class Cases:
     isolation: Isolation
     progress: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
+    jobs: int | None = None
+    """Experiments at a time; None for one per core."""
 
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
         """Return the causes of failures, after locating the failing node of each.
@@ -61,8 +65,9 @@ class Cases:
         located = self._located(results, deadline.within(seconds * LOCATING))
         specs = {name: Spec.parse(name) for name in {r.backend for r in results}}  # results of this process
         return analyse(
-            located, specs, isolation=self.isolation, seconds=max(0.0, deadline.left()), progress=self.progress
-        )
+            located, specs, isolation=self.isolation, seconds=max(0.0, deadline.left()), jobs=self.jobs,
+            progress=self.progress,
+        )  # fmt: skip
 
     def _located(self, results: Sequence[Result], deadline: Deadline) -> list[Result]:
         """Run each failure again alone to locate it, which a sweep does not, and return the results.
@@ -115,29 +120,29 @@ class Sweep:
     then: Then | None = None
     """Function that returns further ids to run, from the results of build and base."""
 
-    def run(self, it: TestRun, seconds: float, slow: set[str]) -> None:
+    def run(self, player: Player, seconds: float, slow: set[str]) -> None:
         """Run remaining cases for `seconds`; those of `slow` ops, which hung, come last.
 
         ConformanceError if a backend of the target does not open.
         """
+        it = player.run
         deadline = Deadline.after(seconds, it.clock).request(QUICK if self.target.on_cpu else inf)
         self.left.sort(key=lambda i: subject(i) in slow)
-        for spec in self.target.specs if not is_live(self.left[0]) else ():  # a live family starts its own processes
-            it.runner.backend(spec)
         while self.left and not deadline.is_over():
             hung: set[str] = set()
-            done = 0
-            more: list[str] = []
+            done: list[Result] = []
             stop = partial(bool, hung)
+            played = player.play(self.target.build, list(self.left), deadline=deadline, stop=stop)
             try:
-                for _, result in it.play(self.target.build, self.left, deadline=deadline, stop=stop):
-                    done += 1
-                    before = it.against.before if it.against else {}
-                    both = (result, before.get((result.backend, result.case)))
-                    more += self._more(it, *both)
-                    hung.update(subject(r.case) for r in both if r is not None and r.verdict is Verdict.TIMEOUT)
+                with closing(played):
+                    for result in played:
+                        done.append(result)
+                        if any(r.verdict is Verdict.TIMEOUT for r in _sides(it, result)):
+                            hung.add(subject(result.case))
             finally:  # also on Ctrl-C
-                del self.left[:done]
+                ran = {r.case for r in done}
+                self.left = [i for i in self.left if i not in ran]
+            more = [i for r in done for i in self._more(it, *_sides(it, r))]
             hung = {s for s in hung if s.startswith(ops.NAME)}
             slow.update(hung)
             for op in hung:
@@ -151,10 +156,16 @@ class Sweep:
         for op, ids in self.hung.items():
             yield NotRun(self.target, f"{self.stage}: {op}", ids, "its op did not return in another case", cause)
 
-    def _more(self, it: TestRun, result: Result, base: Result | None) -> Iterator[str]:
+    def _more(self, it: TestRun, result: Result, base: Result | None = None) -> Iterator[str]:
         specs = {str(s): s for s in self.target.specs}
         if self.then is not None and base is not None:
             yield from self.then(result, base, lambda r: it.runner.run(specs[r.backend], [it.runner.case(r.case)])[0])
+
+
+def _sides(it: TestRun, result: Result) -> list[Result]:
+    """Return a result of the build, and the base's of the same case if there is one."""
+    before = it.against.before if it.against else {}
+    return [result, *filter(None, [before.get((result.backend, result.case))])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ def prepare(
     say: Say,
     path: Path | None = None,
     units: Sequence[Unit] = (),
+    jobs: int | None = None,
 ) -> Release:
     """Return the test of a build on targets that begin with a name of `devices`.
 
@@ -75,13 +76,14 @@ def prepare(
         work,
         seconds,
         isolation,
-        Cases(isolation, say),
+        Cases(isolation, say, jobs=jobs),
         say,
         path=path,
         profiles=profiles,
         level=level,
         learning=LEARNING if old is None else LEARNING_BESIDE,
         units=units,
+        jobs=jobs,
         impacted=found,
     )
 

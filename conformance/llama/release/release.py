@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,23 +39,21 @@ from conformance.suite.family import LEVELS, Level
 from conformance.testrun import Chosen, TestRun
 
 from .cases import NotRun, Sweep
-from .causes import Causes, CauseSearch, SharedCause, compared, fails
+from .causes import Causes, CauseSearch, SharedCause, compared, fails, in_states
 from .counts import UnitCounts
 from .profiles import Profiles
+from .stages import Stages
 from .target import CPU, META, MODELS, OPS, TRAJECTORIES, Target, absent
 
 CHANGED = "changed code"
 """Stage of the cases that reach changed functions and shaders."""
-FIRST_SHARE = 0.75
-"""Share of the cases' time for the first stage; each later stage gets half of the rest.
-
-If kernels take seconds to compile, single ops test more in that time than part of a trajectory, which needs the
-kernels of all its ops."""
 LATE = "time limit (--budget)"
 COUNTING = 1 / 3
 """Share of the time after which no further unit is counted."""
 RUNNING = 0.6
 """Share of the time for cases; the rest is for causes."""
+UNCAUSED = 0.9
+"""The same share if no failure is new by then."""
 GRACE = 0.1
 """Share of the time at its end to confirm the last causes."""
 
@@ -196,26 +193,28 @@ class Release:
     counted: UnitCounts = field(init=False)
     level: Level = "standard"
     """Highest level of the cases."""
+    jobs: int | None = None
+    """Processes that run cases at a time; None for one per core."""
     learning: float = 0.0
     """Maximum share of the time for that."""
     impacted: Impacted | None = None
     """Differences between the builds; None without a base, or if they cannot be compared."""
     notes: dict[str, str] = field(default_factory=dict)
     """Target -> a note on its rounding."""
-    broken: dict[str, str] = field(default_factory=dict)
-    """Target that ended before its cases, such as one that does not open -> the error."""
     it: TestRun = field(init=False)
+    stages: Stages = field(init=False)
 
     def __post_init__(self) -> None:
         self.counted = UnitCounts(self.units, self.targets)
         bases = {t.build: t.base for t in self.targets if t.base is not None}
         self.it = TestRun(
-            Chosen(workers=Workers(self.isolation), json_path=self.path),
+            Chosen(workers=Workers(self.isolation), json_path=self.path, jobs=self.jobs),
             bases=bases,
             waivers=WaiverBook({}, today()),
             clock=self.clock,
             recovers=False,
         )
+        self.stages = Stages(self.it, self.work, self.progress)
         asked: dict[str, list[str]] = {}
         for w in self.work:
             asked.setdefault(str(w.target.build), []).extend(w.left)
@@ -232,7 +231,8 @@ class Release:
             now = self.clock()
             self._measure(now + (begun + self.seconds - now) * self.learning)
             now = self.clock()
-            self._sweep(now + (begun + self.seconds - now) * RUNNING)
+            end, last = (now + (begun + self.seconds - now) * share for share in (RUNNING, UNCAUSED))
+            self.stages.run(end, last, self._has_news)
         except KeyboardInterrupt:
             self.interrupted = True
             self.progress("interrupted; only finished results are judged")
@@ -255,45 +255,13 @@ class Release:
             try:
                 self.notes[target.name] = self.profiles.measure(target, self.build, self.base, share)
             except ConformanceError as e:
-                if self.isolation.until.is_over():  # it may have been cut short
+                if self.stages.is_over():
                     return
-                self._break(target, e)
+                self.stages.give_up(target, e)
 
-    def _break(self, target: Target, error: ConformanceError) -> None:
-        self.broken[target.name] = str(error)
-        self.progress(f"{target.name}: its other cases do not run: {error}")
-
-    def _sweep(self, end: float) -> None:
-        """Run stages in time; each gets half of the remaining time, its targets by their cases."""
-        slow: set[str] = set()
-        try:
-            with self.it.runner.quick(locates=False, checks_stale_state=False):
-                while (left := [w for w in self._works() if w.left]) and self.clock() < end:
-                    stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
-                    for i, works in enumerate(stages):
-                        share = 1.0 if i == len(stages) - 1 else FIRST_SHARE if works[0] is self.work[0] else 0.5
-                        self._stage(works, self.clock() + share * (end - self.clock()), slow)
-        finally:
-            self.it.close()
-
-    def _stage(self, works: Sequence[Sweep], end: float, slow: set[str]) -> None:
-        for i, work in enumerate(works):
-            share = (end - self.clock()) * len(work.left) / sum(len(w.left) for w in works[i:])
-            if share <= 0:
-                return
-            if work.target.name in self.broken:
-                continue
-            self.progress(f"{work.target.name}: {work.stage}: {len(work.left)} left")
-            try:
-                work.run(self.it, share, slow)
-            except ConformanceError as e:
-                if self.isolation.until.is_over():  # it may have been cut short
-                    return
-                self._break(work.target, e)
-
-    def _works(self) -> list[Sweep]:
-        """Return the work of the targets that are not broken."""
-        return [w for w in self.work if w.target.name not in self.broken]
+    def _has_news(self) -> bool:
+        """Return True if a target has a failure that is new."""
+        return any(any(map(fails, in_states(*self.results(t))[State.NEW])) for t in self.targets)
 
     def results(self, target: Target) -> TargetResults:
         """Return the results of a target."""
@@ -312,7 +280,7 @@ class Release:
         if self.interrupted:
             late, cause = "interrupted", MissingCause.INTERRUPTED
         for w in self.work:
-            yield from w.rest(late, cause, broken=self.broken.get(w.target.name, ""))
+            yield from w.rest(late, cause, broken=self.stages.broken.get(w.target.name, ""))
         for t in self.counted.targets:
             yield NotRun(t, "counted units", self.counted.left(t), late, cause)
 
@@ -330,7 +298,7 @@ class Release:
 
     def unproven(self) -> list[str]:
         """Return the devices on which no case passed, except the broken ones."""
-        tried = (t for t in self.targets if t.name not in self.broken)
+        tried = (t for t in self.targets if t.name not in self.stages.broken)
         return [t.name for t in tried if not any(r.verdict is Verdict.PASS for r in self.results(t).build)]
 
     def executed(self) -> bool:
@@ -375,7 +343,9 @@ class Release:
             Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
             + Outcome.of(Why.FAILED, [r.sentence() for r in self.counted.slower()])
             + coverage(lost, before)
-            + Outcome.of(Why.BROKEN, [f"{name}: not tested to the end: {why}" for name, why in self.broken.items()])
+            + Outcome.of(
+                Why.BROKEN, [f"{name}: not tested to the end: {why}" for name, why in self.stages.broken.items()]
+            )
             + Outcome.of(why, cut or (["interrupted"] if self.interrupted else []))
             + Outcome.of(Why.UNPROVEN, [f"{name}: no case passed" for name in self.unproven()])
             + Outcome.of(Why.UNEXECUTED, [] if self.executed() else [f"no cases ran: {self.why_not_executed()}"])
@@ -403,6 +373,6 @@ class Release:
             "backend": str(target.build),
             "against": None if target.base is None else str(target.base),
             "software": target.software,
-            "note": self.broken.get(target.name) or self.notes.get(target.name, ""),
+            "note": self.stages.broken.get(target.name) or self.notes.get(target.name, ""),
             "dropped": list(self.results(target).dropped),
         }

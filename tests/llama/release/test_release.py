@@ -17,6 +17,7 @@ from trust.past.sealed import Sealed
 
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf
+from conformance.campaign.player import Player
 from conformance.case.case import Case
 from conformance.causes import analyse
 from conformance.causes.cause import assigned
@@ -374,7 +375,7 @@ def test_an_op_that_hangs_takes_no_more_time() -> None:
     sweep = Sweep(target, "ops", spread(ids))
     release = Release(_build(), None, [target], [sweep], 1.0, Isolation(), Fixed())
     release.it.runner = Hangs()
-    sweep.run(release.it, 60.0, slow)
+    sweep.run(Player(release.it, (), 1), 60.0, slow)
     ran = Counter(r.verdict for r in release.results(target)[0])
     assert (ran[Verdict.PASS], sweep.left) == (30, [])
     assert ran[Verdict.TIMEOUT] + len(sweep.hung["ops/SQR"]) == 30
@@ -382,7 +383,7 @@ def test_an_op_that_hangs_takes_no_more_time() -> None:
     assert release.not_run()[0].startswith("CPU: ops: ops/SQR, ")
     assert [m.case for m in release.missing()] == sweep.hung["ops/SQR"]
     release.it.results.clear()
-    Sweep(replace(target, name="CPU threads=8"), "ops", spread(ids)).run(release.it, 60.0, slow)
+    Sweep(replace(target, name="CPU threads=8"), "ops", spread(ids)).run(Player(release.it, (), 1), 60.0, slow)
     assert [r.verdict for r in release.it.results][:30] == [Verdict.PASS] * 30, "what hung before comes last"
 
 
@@ -419,7 +420,7 @@ def test_a_base_on_which_an_op_hangs_takes_no_more_time() -> None:
             )
 
     release.it.runner = Old()
-    sweep.run(release.it, 60.0, set())
+    sweep.run(Player(release.it, (), 1), 60.0, set())
     build, base = release.results(target)
     assert len(build) == len(base) <= 8
     assert len(sweep.hung["ops/SQR"]) + len(base) == len(ids)
@@ -459,7 +460,7 @@ def test_a_request_cut_off_by_the_end_of_the_time_is_no_timeout(late: Spec) -> N
     sweep, runner = Sweep(CPU, "ops", list(ids)), Ends(late)
     release = Release(_build(), _build("old"), [CPU], [sweep], 1.0, Isolation(), Fixed())
     release.it.runner, release.it.clock = runner, lambda: runner.now + (100 if runner.over else 0)
-    sweep.run(release.it, 60.0, set())
+    sweep.run(Player(release.it, (), 1), 60.0, set())
     build, base = release.results(CPU)
     assert [r.case for r in build] == [r.case for r in base] == ids[:2]
     assert {r.verdict for r in (*build, *base)} == {Verdict.PASS}
@@ -471,7 +472,7 @@ def test_the_time_of_a_sweep_includes_the_start_of_its_backends() -> None:
     runner, sweep = Ends(), Sweep(CPU, "ops", ["ops/SQR-f32-ne=10x5@1"])
     release = Release(_build(), _build("old"), [CPU], [sweep], 1.0, Isolation(), Fixed())
     release.it.runner, release.it.clock = runner, lambda: runner.now
-    sweep.run(release.it, 20.0, set())
+    sweep.run(Player(release.it, (), 1), 20.0, set())
     assert (release.results(CPU), len(sweep.left)) == (([], []), 1)
 
 
@@ -508,8 +509,8 @@ def test_a_device_that_cannot_be_measured_ends_alone(tmp_path: Path, monkeypatch
     )
     release.run()
     assert [t.name for t in release.targets if release.results(t)[0]] == ["CPU"]
-    assert "/nowhere" in release.broken["GPU"]
-    assert release.to_json()["devices"][0]["note"] == release.broken["GPU"]
+    assert "/nowhere" in release.stages.broken["GPU"]
+    assert release.to_json()["devices"][0]["note"] == release.stages.broken["GPU"]
     assert release.outcome().exit_code == 1
 
 
@@ -911,7 +912,7 @@ def test_an_audit_is_a_stage_of_a_release() -> None:
     stage = Sweep(target, audit.NAME, audit.ids_of(audit.CASES[0])[:4])
     release = Release(_build(), None, [target], [stage], 1.0, Isolation(), kind)
     try:
-        stage.run(release.it, 60.0, set())
+        stage.run(Player(release.it, (), 1), 60.0, set())
     finally:
         release.it.close()
     rows = release.results(target)[0]
@@ -937,7 +938,7 @@ def test_results_of_both_builds_may_ask_for_further_cases() -> None:
         release = Release(_build(), _build("old"), [target], [stage], 1.0, Isolation(), Cases(Isolation()))
         try:
             release.it.clock = lambda: now[0]  # noqa: B023  # as above
-            stage.run(release.it, 60.0, set())
+            stage.run(Player(release.it, (), 1), 60.0, set())
         finally:
             release.it.close()
         assert stage.left == left

@@ -75,7 +75,7 @@ def test_the_state_of_builds_is_one_page(tmp_path: Path, monkeypatch: pytest.Mon
     """Each build is tested once; one that cannot be tested is exit code 1 and no row, one not tested to the end 5."""
     tested = []
 
-    def test(names: tuple[str, None], *about: Any) -> Any:  # noqa: ANN401  # stands in for `_tested`
+    def test(names: tuple[str, None], *about: Any, jobs: int | None) -> Any:  # noqa: ANN401, ARG001  # as `_tested`
         new, paths, day = names[0], about[4], about[5]
         tested.append(new)
         if new == "c":
