@@ -102,7 +102,9 @@ class _Backend:
     told: str = ""
     """The reason that was printed last."""
     size: int = FEW
-    """Cases that a chunk may have: more would come back when its time is over, after later ones ran."""
+    """Maximum number of cases in a chunk.
+
+    What does not run in its time comes back, after later cases ran."""
 
     @property
     def waiting(self) -> int:
@@ -130,7 +132,9 @@ class Executor:
     """
 
     _numbers = count(1)
-    """Of chunks: a reply may come after its executor has stopped, and the next one uses the same workers."""
+    """Numbers of chunks, unique in this process.
+
+    A reply may come after its executor has stopped, and the next one uses the same workers."""
 
     def __init__(
         self,

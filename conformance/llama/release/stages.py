@@ -76,5 +76,5 @@ class Stages:
         self.progress(f"{target.name}: its other cases do not run: {error}")
 
     def is_over(self) -> bool:
-        """Return True if the time of the run is over, so that an error may be a request that was cut short."""
+        """Return True at the end of the run, where an error may be a request that was cut short."""
         return self.it.chosen.isolation.until.is_over()
