@@ -104,7 +104,7 @@ class _Backend:
     size: int = FEW
     """Maximum number of cases in a chunk.
 
-    What does not run in its time comes back, after later cases ran."""
+    Cases that do not run in its time come back, after later ones ran."""
 
     @property
     def waiting(self) -> int:
