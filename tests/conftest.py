@@ -3,7 +3,7 @@
 Hypothesis draws the same examples each time where CI is set, else from a growing database. No expected values are kept
 on disk, the temporary folder is the run's own, and one shrink runs at a time.
 
-`-m quick` selects the first tests of each file, up to `QUICK` seconds of processor time as measured in `quick.json`.
+`-m quick` selects the first tests of each file, up to `QUICK` seconds as measured in `quick.json`.
 `pytest tests -n 2 --dist loadfile --measure` measures again.
 """
 
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -33,9 +34,9 @@ gc.set_threshold(20_000)  # by default the collector takes a tenth of the time: 
 
 
 MEASURED = Path(__file__).with_name("quick.json")
-"""File -> seconds of processor time of its first test functions, in order."""
-QUICK = 2.0
-"""Seconds of processor time of a file's quick tests, children included."""
+"""File -> seconds of its first test functions, in order."""
+QUICK = 1.0
+"""Seconds of a file's quick tests (`_since`)."""
 LATE = 40
 """Seconds of wall time after which a measured test is ended: it is not quick."""
 _used: defaultdict[str, float] = defaultdict(float)
@@ -74,18 +75,29 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     file, _ = _place(item)
     if _used[file] > QUICK:
         item.add_marker(pytest.mark.skip(reason="its file has taken its time"))
-    began, before = sum(os.times()[:4]), signal.signal(signal.SIGALRM, _late)
+    before = signal.signal(signal.SIGALRM, _late)
     signal.alarm(LATE)
-    item.stash[_BEGAN] = began
+    item.stash[_BEGAN] = began = _now()
     try:
         return (yield)
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-        _used[file] += sum(os.times()[:4]) - began
+        _used[file] += _since(began)
 
 
-_BEGAN = pytest.StashKey[float]()
+_Time = tuple[float, float]
+"""Seconds of processor time, children that ended included, and of wall time."""
+_BEGAN = pytest.StashKey[_Time]()
+
+
+def _now() -> _Time:
+    return sum(os.times()[:4]), time.monotonic()
+
+
+def _since(began: _Time) -> float:
+    """The longer of both: a test that waits is not quick, nor one that loads both cores."""
+    return max(now - then for now, then in zip(_now(), began, strict=True))
 
 
 def _late(*_: object) -> None:
@@ -97,7 +109,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, A
     """Send the time of a measured test with its last report."""
     report = yield
     if call.when == "teardown" and _BEGAN in item.stash:
-        report.user_properties.append(("seconds", sum(os.times()[:4]) - item.stash[_BEGAN]))
+        report.user_properties.append(("seconds", _since(item.stash[_BEGAN])))
     return report
 
 

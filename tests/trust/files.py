@@ -55,14 +55,30 @@ class Draft:
 
     def write(self, path: Path) -> ModelFile:
         """Write the file and read it."""
-        with closing(model.open_writer(path, self.arch, self.keys)) as writer:
-            for name, data in self.raw.items():
+        self._write(path, list(self.raw))
+        return read(path)
+
+    def split(self, folder: Path, *parts: Sequence[str]) -> list[Path]:
+        """Write files of some of the tensors each, as llama-gguf-split does."""
+        paths = [folder / f"{self.arch}-{k:05}-of-{len(parts):05}.gguf" for k in range(1, len(parts) + 1)]
+        for k, (path, names) in enumerate(zip(paths, parts, strict=True)):
+            numbers = {"split.no": k, "split.count": len(parts)}
+            if k == 0:
+                numbers["split.tensors.count"] = len(self.raw)
+            self._write(path, names, numbers)
+        return paths
+
+    def _write(self, path: Path, names: Sequence[str], numbers: Mapping[str, int] = {}) -> None:
+        with closing(model.open_writer(path, self.arch, {} if numbers.get("split.no") else self.keys)) as writer:
+            for key, number in numbers.items():
+                (writer.add_int32 if key == "split.tensors.count" else writer.add_uint16)(key, number)
+            for name in names:
+                data = self.raw[name]
                 kind = GGMLQuantizationType(self.types[name].id)
                 writer.add_tensor(name, data.view(np.int8), raw_shape=self.ne[name][::-1], raw_dtype=kind)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_tensors_to_file()
-        return read(path)
 
 
 def zoo(arch: str, folder: Path) -> ModelFile:
@@ -72,6 +88,14 @@ def zoo(arch: str, folder: Path) -> ModelFile:
         request, name, keys, _ = family.read(f"zoo/{arch}-w=f32@0")
         family.make_model(path, request, name, keys)
     return read(path)
+
+
+def drafted(file: ModelFile) -> Draft:
+    """A draft of a file, to be written in another way."""
+    keys = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in file.keys.items()}
+    of = {t.name: t.type for t in file.tensors.values() if t.type is not None}
+    raw = {t.name: file.raw(t, 0, t.n_blocks).view(np.uint8).reshape(-1) for t in file.readable()}
+    return Draft(file.arch, keys, of, {t.name: t.ne for t in file.tensors.values()}, raw)
 
 
 def draw_values(t: F, rng: np.random.Generator, kind: str) -> F:

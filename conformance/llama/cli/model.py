@@ -238,7 +238,7 @@ def _of_file(a: ModelFile, b: ModelFile | None) -> list[Finding]:
     model = a.path
     largest = max((t.n_blocks * t.type.blck_size for t in a.readable() if t.type), default=0)
     takes = PIECES + (PLAYED if b else PER_VALUE) * largest
-    line(f"{model}: {a.arch or 'no architecture'}, {len(a.tensors)} tensors, {len(a.data) >> 20} MiB; "
+    line(f"{model}: {a.arch or 'no architecture'}, {len(a.tensors)} tensors, {a.n_bytes >> 20} MiB; "
          f"checking takes at most {takes >> 20} MiB of memory", err=True)  # fmt: skip
     found = _findings(filecheck.of_headers(a, b))
     with _progress(f"reading {model.name}") as say:

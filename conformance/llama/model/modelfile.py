@@ -1,4 +1,4 @@
-"""Read a model in GGUF: its metadata, and its tensors as a memory map.
+"""Read a model in GGUF, in one file or in parts: its metadata, and its tensors as memory maps.
 
 The `gguf` package's reader takes 20 s for a large vocabulary, and ends with a traceback on damaged files.
 """
@@ -6,9 +6,10 @@ The `gguf` package's reader takes 20 s for a large vocabulary, and ends with a t
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ _NUMBERS = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8",
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32
 _MAX_DIMS = 4
+_PART = re.compile(r"(.*)-00001-of-([0-9]{5})\.gguf")
+"""Name of the first part of a model, by `llama_split_path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,10 @@ class StoredTensor:
     """None if ggml has no type of this number."""
     ne: tuple[int, ...]
     offset: int
-    """Offset of its first byte in the file."""
+    """Offset of its first byte in its part."""
     type_id: int
+    part: int = 0
+    """Index of the part that has it."""
 
     @property
     def n_blocks(self) -> int:
@@ -57,16 +62,23 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A GGUF file; its tensors stay on disk until they are read."""
+    """A model; its tensors stay on disk until they are read."""
 
     path: Path
+    """Path of the file; of the first part, if there are several."""
     keys: Mapping[str, KeyValue]
+    """Keys of the first part, without those about parts."""
     tensors: Mapping[str, StoredTensor]
-    data: memoryview
-    """The whole file."""
+    parts: Sequence[memoryview]
+    """Each file of the model, whole."""
     alignment: int = _ALIGNMENT
     cut: Sequence[str] = field(default_factory=tuple)
-    """Names of tensors that end after the end of the file."""
+    """Names of tensors that end after the end of their file."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of all parts in bytes."""
+        return sum(map(len, self.parts))
 
     @property
     def arch(self) -> str:
@@ -89,7 +101,7 @@ class ModelFile:
         """Return `n` blocks (or elements) from `first` on, laid out as for `quants.to_float`."""
         assert t.type is not None
         size = t.type.type_size
-        found = np.frombuffer(self.data, np.uint8, n * size, t.offset + first * size)
+        found = np.frombuffer(self.parts[t.part], np.uint8, n * size, t.offset + first * size)
         if t.type.is_quantized:
             return found.reshape(n, size)
         return found.view(t.type.dtype or np.dtype("<u2"))
@@ -101,7 +113,52 @@ class ModelFile:
 
 
 def read(path: Path) -> ModelFile:
-    """Map a model and read its header; UsageError if it is no GGUF or its header is damaged."""
+    """Map a model and read its headers.
+
+    The other parts of a split model lie beside the first, named as llama.cpp names them.
+
+    Raises:
+        UsageError: no GGUF, a damaged header, not the first part, or a part that is missing or another model's.
+    """
+    first = _mapped(path)
+    count = first.keys.get("split.count", 0)
+    if not isinstance(count, int) or count < 2:
+        return _whole([first])
+    if first.keys.get("split.no") != 0:
+        raise UsageError(f"{path}: part {first.keys.get('split.no')} of a model, counted from 0; name its first part")
+    name = _PART.fullmatch(path.name)
+    if name is None or int(name[2]) != count:
+        raise UsageError(
+            f"{path}: the first of {count} parts; llama.cpp expects the name NAME-00001-of-{count:05}.gguf"
+        )
+    others = [path.with_name(f"{name[1]}-{k:05}-of-{count:05}.gguf") for k in range(2, count + 1)]
+    if missing := [p.name for p in others if not p.exists()]:
+        raise UsageError(f"{path}: the first of {count} parts; {', '.join(missing)} expected beside it")
+    return _whole([first, *map(_mapped, others)])
+
+
+def _whole(parts: Sequence[ModelFile]) -> ModelFile:
+    """Join the parts of a model in order."""
+    first, tensors = parts[0], dict[str, StoredTensor]()
+    for k, part in enumerate(parts):
+        if k and (part.keys.get("split.no"), part.keys.get("split.count")) != (k, len(parts)):
+            found = f"{part.keys.get('split.no')} of {part.keys.get('split.count')}"
+            raise UsageError(f"{part.path}: part {k} of {len(parts)} expected, counted from 0; it is {found}")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise UsageError(f"{part.path}: {min(twice)!a} is also in an earlier part")
+        tensors |= {n: replace(t, part=k) for n, t in part.tensors.items()}
+    if len(parts) > 1 and (count := first.keys.get("split.tensors.count", len(tensors))) != len(tensors):
+        raise UsageError(f"{first.path}: {count} tensors expected in {len(parts)} parts, found {len(tensors)}")
+    return replace(
+        first,
+        keys={key: value for key, value in first.keys.items() if not key.startswith("split.")},
+        tensors=tensors,
+        parts=[data for part in parts for data in part.parts],
+        cut=[name for part in parts for name in part.cut],
+    )
+
+
+def _mapped(path: Path) -> ModelFile:
     try:
         with path.open("rb") as f:
             data = memoryview(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
@@ -140,15 +197,12 @@ def _read(path: Path, data: memoryview) -> ModelFile:
         ne = walk.unpack(f"<{n_dims}Q")
         type_id, at = walk.unpack("<IQ")
         found[name] = type_id, ne, at
-    parts = keys.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
-        raise UsageError(f"{path}: one of {parts} parts of a model; llama-gguf-split --merge joins them")
     given = keys.get("general.alignment", _ALIGNMENT)
     alignment = given if isinstance(given, int) and given > 0 and not given & given - 1 else _ALIGNMENT
     start = -(-walk.at // alignment) * alignment
     tensors = {n: StoredTensor(n, _TYPES.get(id_), ne, start + at, id_) for n, (id_, ne, at) in found.items()}
     cut = tuple(t.name for t in tensors.values() if t.offset + t.n_bytes > len(data))
-    return ModelFile(path, keys, tensors, data, alignment, cut)
+    return ModelFile(path, keys, tensors, [data], alignment, cut)
 
 
 class _Walk:

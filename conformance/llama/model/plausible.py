@@ -57,8 +57,9 @@ def _storage(file: ModelFile) -> Iterator[Finding]:
     given = file.keys.get("general.alignment", file.alignment)
     if given != file.alignment or isinstance(given, bool):
         yield Finding(FindingKind.STORAGE, "general.alignment", expected="a power of two", found=str(given))
-    end, before = 0, ""
-    for t in sorted(file.tensors.values(), key=lambda t: t.offset):
+    end, before, part = 0, "", 0
+    for t in sorted(file.tensors.values(), key=lambda t: (t.part, t.offset)):
+        end, part = end if t.part == part else 0, t.part
         if t.type is None:
             yield Finding(FindingKind.STORAGE, t.name, why="ggml has no such type; a fork or a newer version may",
                           found=t.type_id)  # fmt: skip
@@ -69,8 +70,9 @@ def _storage(file: ModelFile) -> Iterator[Finding]:
             yield Finding(FindingKind.STORAGE, t.name, why=f"it overlaps {before}", expected=end, found=t.offset)
         end, before = max(end, t.offset + t.n_bytes), t.name
     if file.cut:
-        yield Finding(FindingKind.STORAGE, file.cut[0], why=f"{len(file.cut)} tensors end after the end of the file",
-                      expected=end, found=len(file.data))  # fmt: skip
+        first = file.tensors[file.cut[0]]
+        yield Finding(FindingKind.STORAGE, first.name, why=f"{len(file.cut)} tensors end after the end of the file",
+                      expected=first.offset + first.n_bytes, found=len(file.parts[first.part]))  # fmt: skip
 
 
 def _metadata(file: ModelFile) -> Iterator[Finding]:

@@ -181,7 +181,7 @@ def test_damaged_headers_end_in_words(
     """Any bytes give findings or a UsageError."""
     folder = tmp_path_factory.mktemp("header")
     healthy = draft("q4_0").write(folder / "b.gguf")
-    data = bytearray(healthy.data)
+    data = bytearray(healthy.parts[0])
     for at, by in flips:
         data[at] ^= by
     path = folder / "a.gguf"
@@ -200,14 +200,51 @@ def test_damaged_headers_end_in_words(
 
 
 def test_files_that_are_not_one_model_are_refused(tmp_path: Path) -> None:
-    """A part of a split model and a big-endian file are refused with what to do."""
-    with pytest.raises(UsageError, match="llama-gguf-split"):
-        replace(draft("f32"), keys={"split.count": 2}).write(tmp_path / "part.gguf")
-    data = bytearray(draft("f32").write(tmp_path / "a.gguf").data)
+    """A part that is not the first, is misnamed or stands alone, and a big-endian file are refused with what to do."""
+    a = b = draft("f32").raw[WEIGHT]
+    whole = Draft("llama", {}, dict.fromkeys("ab", TYPES["f32"]), dict.fromkeys("ab", (WIDTH, ROWS)), {"a": a, "b": b})
+    first, second = whole.split(tmp_path, "a", "b")
+    assert modelfile.read(first).tensors.keys() == {"a", "b"}
+    with pytest.raises(UsageError, match="name its first part"):
+        modelfile.read(second)
+    with pytest.raises(UsageError, match=r"NAME-00001-of-00002\.gguf"):
+        modelfile.read(first.rename(tmp_path / "part.gguf"))
+    (tmp_path / "part.gguf").rename(first)
+    held = second.read_bytes()
+    for other, why in ((first.read_bytes(), "it is 0 of 2"), (whole.split(tmp_path, "a", "a")[1].read_bytes(), "'a'")):
+        second.write_bytes(other)
+        with pytest.raises(UsageError, match=why):
+            modelfile.read(first)
+    whole.split(tmp_path, "a")
+    second.write_bytes(held)
+    whole.split(tmp_path, "a", "")
+    with pytest.raises(UsageError, match="2 tensors expected in 2 parts, found 1"):
+        modelfile.read(first)
+    second.unlink()
+    with pytest.raises(UsageError, match=r"llama-00002-of-00002\.gguf expected beside it"):
+        modelfile.read(first)
+    data = bytearray(draft("f32").write(tmp_path / "a.gguf").parts[0])
     data[4:8] = data[4:8][::-1]
     (tmp_path / "big.gguf").write_bytes(data)
     with pytest.raises(UsageError, match="big-endian"):
         modelfile.read(tmp_path / "big.gguf")
+
+
+@needs_wheel
+def test_a_model_in_parts_is_the_model(folder: Path, tmp_path: Path) -> None:
+    """All of its tensors are checked, llama.cpp loads it, and a damaged one is named as in one file."""
+    whole = files.zoo("llama", folder)
+    draft = files.drafted(whole)
+    names = list(draft.raw)
+    parts = draft.split(tmp_path, names[:3], names[3:4], names[4:])
+    ran = CliRunner().invoke(main, ["check-model", str(parts[0]), "--compare", str(whole.path)])
+    assert (ran.exit_code, f"{len(names)} tensors" in ran.output) == (0, True), ran.output
+    assert [*against.header(modelfile.read(parts[0]), whole)] == []
+    last = draft.raw[names[-1]] = draft.raw[names[-1]].copy()
+    last.view(np.float32)[7] = np.nan
+    draft.split(tmp_path, names[:3], names[3:4], names[4:])
+    ran = CliRunner().invoke(main, ["check-model", str(parts[0])])
+    assert (ran.exit_code, names[-1] in ran.output) == (1, True), ran.output
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
