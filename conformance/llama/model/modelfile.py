@@ -1,4 +1,4 @@
-"""Read a model in GGUF, in one file or in parts: its metadata, and its tensors as memory maps.
+"""Read a model in GGUF, whole or in parts: its metadata, and its tensors as memory maps.
 
 The `gguf` package's reader takes 20 s for a large vocabulary, and ends with a traceback on damaged files.
 """
