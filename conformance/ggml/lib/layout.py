@@ -405,7 +405,7 @@ def llama_optional(model_params: CType) -> Signatures:
 
 
 LLAMA_VERBS: Signatures = {
-    "n_seq_max": (_U, (_P,)),
+    "n_seq_max": (_U, (_P,)), "set_causal_attn": (None, (_P, _B)),
     "model_is_recurrent": (_B, (_P,)), "model_is_hybrid": (_B, (_P,)), "model_rope_type": (_I, (_P,)),
     "model_chat_template": (_S, (_P, _S)), "chat_apply_template": (_I, (_S, _P, _Z, _B, _P, _I)),
     "vocab_is_eog": (_B, (_P, _I)),

@@ -115,6 +115,10 @@ def _changes_rope(params: d.Params) -> None:
         params.rope_freq_base = 100.0
 
 
+def _few_cells(params: d.Params) -> bool:
+    return bool(params.n_ctx <= 256)
+
+
 def _mtp(params: d.Params) -> bool:
     return bool(params.ctx_type)
 
@@ -428,13 +432,31 @@ BUGS: dict[str, Bug] = {
     "SOFT_MAX has another scale": _where(_no_flash_attn, d.scale_of("SOFT_MAX", 1.0), "flash-attn"),
     "SOFT_MAX masks as the last row": _where(_no_flash_attn, d.mask_of_one_row, "flash-attn"),
     "a batch that is declined clears": _f(
-        "decode", f.after_refusal(lambda c, memory: c.memory_clear(memory, True)), "full"
+        "decode", f.after_refusal(lambda c, memory: c.memory_clear(memory, True)), "full refused-batches"
     ),
     "a batch that is declined takes a cell": _f(
-        "decode", f.after_refusal(lambda c, memory: c.memory_seq_rm(memory, 0, 3, 4)), "full"
+        "decode", f.after_refusal(lambda c, memory: c.memory_seq_rm(memory, 0, 3, 4)), "full refused-batches"
     ),
     "a batch that is declined takes the last token along": _f(
         "decode", f.after_refusal(lambda c, memory: c.memory_seq_rm(memory, 0, 244, -1)), "full"
+    ),
+    "a batch that is declined moves a cell": _f(
+        "decode", f.after_refusal(lambda c, memory: c.memory_seq_add(memory, 0, 3, 4, -1)), "refused-batches"
+    ),
+    # positions
+    "what is causal once stays so": _f("set_causal_attn", f.put_once, "causal-off-unified"),
+    "spans are causal": _f("set_causal_attn", f.nothing(), "causal-off-unified"),
+    "results of several sequences are the first": _f("get_logits_ith", f.row_0, "causal-off-unified seqs-most"),
+    "many sequences are swapped": _f("decode", f.ids(lambda i: i ^ 1), "seqs-most"),
+    "a batch of many sequences has another token": _f(
+        "decode",
+        f.batch_where(f.several, lambda b: f.next_token(b, b.n_tokens - 1)),
+        "causal-off-unified seqs-most",
+    ),
+    "a small cache is not read to its end": _where(_few_cells, d.mask_ends(250), "cells"),
+    "a small cache wraps": _where(_few_cells, d.kept_below(250), "cells"),
+    "a batch short of all cells has another token": _f(
+        "decode", f.batch_where(lambda b: b.n_tokens == 253, lambda b: f.next_token(b, 252)), "cells"
     ),
     # an encoder beside a decoder
     "what was read first stays": _f("encode", f.put_once, "encode-again", T5),
@@ -479,6 +501,14 @@ BUGS: dict[str, Bug] = {
     "pooling is of another kind": _f(
         "init_from_model", f.params(_to(3)), "pooling-mean pooling-cls pooling-last", BERT
     ),
+    **{
+        f"{what}, of a decoder": _f(name, spoil, "pooling-mean-unified pooling-cls-unified pooling-last-unified")
+        for what, name, spoil in (
+            ("pooled results are swapped", "get_embeddings_seq", f.arguments(lambda c, seq: (c, 1 - seq))),
+            ("pooled results are the first one", "get_embeddings_seq", f.arguments(lambda c, _: (c, 0))),
+            ("pooling is of another kind", "init_from_model", f.params(_to(3))),
+        )
+    },
     "a mean divides by all tokens": _always(d.mean_of_all, "pooling-mean", BERT),
     "pooling takes the first row": _always(
         d.rows_for("cls", change=lambda ids, _: ids.fill(0)), "pooling-cls pooling-last", BERT

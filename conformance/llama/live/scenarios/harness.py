@@ -138,11 +138,11 @@ class Harness:
         windows = [int(f.contents()) for name, f in fields if name.endswith("attention.sliding_window")]
         return min(windows, default=PROMPT + AFTER) >= PROMPT + AFTER
 
-    def larger(self, times: int) -> Context:
+    def larger(self, times: int, **changes: Any) -> Context:  # noqa: ANN401  # as of `context`
         """Make a context with more cells; RefusedError if that changes the model itself."""
         if any("rope_factors_long" in t.name for t in GGUFReader(self.request.model).tensors):
             raise RefusedError("the rotations of this model depend on the number of cells")
-        return self.context(n_ctx=times * self.request.n_ctx)
+        return self.context(n_ctx=times * self.request.n_ctx, **changes)
 
     def turned(self, times: int) -> float:
         """Return the extra NMSE for keys that were read, rotated and stored `times` times."""
@@ -272,10 +272,10 @@ class Context:
             UsageError: llama.cpp returned an error.
         """
         encodes = self.kind == "encoder"
-        self._run("encode" if encodes else "decode", spans, every=every or encodes)
+        self._run("encode" if encodes else "decode", spans, every=every or encodes or self.pooled)
         lengths = [len(values) for _, values in spans]
         n, ends = sum(lengths), np.cumsum(lengths) - 1
-        if encodes and self.pooled:
+        if self.pooled:
             owners = sorted({s for seqs, _ in spans for s in (seqs if isinstance(seqs, tuple) else (seqs,))})
             return self.results("get_embeddings_seq", owners, self.harness.n_embd)
         at = list(range(n)) if every else ends.tolist()
@@ -316,9 +316,32 @@ class Context:
             seqs += [owners] * len(values)
             for seq in owners if function == "decode" else ():
                 self.next[seq] = begin + len(values)
-        embeds = np.ndim(spans[0][1]) > 1
         values = np.concatenate([np.asarray(v) for _, v in spans])
-        values = np.ascontiguousarray(values, np.float32 if embeds else np.int32)
+        status = self._send(function, values, pos, seqs, outputs)
+        if status:
+            raise UsageError(
+                f"llama_{function} of {len(pos)} tokens returned {status}: {self.harness.library.reason()}"
+            )
+
+    def offer(self, tokens: Sequence[int], at: Sequence[int], seq: int) -> bool:
+        """Decode tokens of a sequence at any positions; return False if llama.cpp returns an error."""
+        n = len(tokens)
+        return self._send("decode", np.array(tokens, np.int32), at, [(seq,)] * n, [True] * n) == 0
+
+    def _send(
+        self,
+        function: str,
+        values: Tokens | F32 | NDArray[np.int32],
+        pos: Sequence[int],
+        seqs: Sequence[tuple[int, ...]],
+        outputs: Sequence[bool],
+    ) -> int:
+        """Call `llama_decode` or `llama_encode` and return its status.
+
+        `values`: tokens `[n]` or embeddings `[n, n_embd]`.
+        """
+        embeds = values.ndim > 1
+        data: NDArray[Any] = np.ascontiguousarray(values, np.float32 if embeds else np.int32)
         n = len(pos)
         parts = (
             [pos, pos, pos, [0] * n]
@@ -330,11 +353,9 @@ class Context:
         counts = np.array([len(owners) for owners in seqs], np.int32)
         starts = (flat.ctypes.data + 4 * (np.cumsum(counts) - counts).astype(np.uint64)).astype(np.uint64)
         wants = np.array(outputs, np.int8)
-        a = [ctypes.c_void_p(x.ctypes.data) for x in (values, at, counts, starts, wants)]
+        a = [ctypes.c_void_p(x.ctypes.data) for x in (data, at, counts, starts, wants)]
         token, embd = (None, a[0]) if embeds else (a[0], None)
-        status = self.harness.call(function)(self.pointer, Batch(n, token, embd, *a[1:]))
-        if status:
-            raise UsageError(f"llama_{function} of {n} tokens returned {status}: {self.harness.library.reason()}")
+        return int(self.harness.call(function)(self.pointer, Batch(n, token, embd, *a[1:])))
 
     def results(self, name: str, at: Sequence[int], n: int) -> F32:
         """Read rows of `n` elements with a getter of llama.cpp; UsageError if it returns NULL."""

@@ -20,6 +20,8 @@ OTHERWISE = {
 """Architecture -> why external embeddings are not treated like those of tokens."""
 MEAN, CLS, LAST, NONE = 1, 2, 3, 0
 """`enum llama_pooling_type`."""
+POOLINGS = {"mean": MEAN, "cls": CLS, "last": LAST}
+"""Name in scenarios -> kind."""
 
 
 def embeddings_in(harness: Harness) -> Iterator[Comparison]:
@@ -58,13 +60,13 @@ def asked(harness: Harness) -> Iterator[Comparison]:
     yield Comparison("steps after it", context.steps(), control.steps())
 
 
-def pooling(harness: Harness, pooling_type: int) -> Iterator[Comparison]:
-    """Compare pooled results with the same pooling computed on the host, for two sequences."""
-    if not harness.request.embeddings:
+def pooling(harness: Harness, pooling_type: int, *, unified: bool | None = None) -> Iterator[Comparison]:
+    """Compare pooled results of two sequences with the same pooling computed on the host."""
+    if harness.kind == "encoder" and not harness.request.embeddings:
         raise RefusedError("this model gives logits, not embeddings")
     spans = [(seq, harness.tokens(7 + 4 * seq, f"prompt {seq}")) for seq in range(2)]
-    pooled = harness.context(2, more={"pooling_type": pooling_type}).feed(*spans)
-    rows = harness.context(2, more={"pooling_type": NONE}).feed(*spans, every=True)
+    pooled = harness.context(2, unified=unified, embeddings=True, more={"pooling_type": pooling_type}).feed(*spans)
+    rows = harness.context(2, embeddings=True, more={"pooling_type": NONE}).feed(*spans, every=True)
     of = [rows[:7], rows[7:]]
     by = {MEAN: lambda r: r.mean(0), CLS: lambda r: r[0], LAST: lambda r: r[-1]}
     yield Comparison("both sequences", pooled, np.stack([by[pooling_type](r) for r in of]).astype(np.float32))

@@ -10,7 +10,7 @@ from typing import get_args
 from conformance.llama.live.comparison import Comparison
 from conformance.llama.zoo.load import SPLIT_LAYER, SPLIT_TENSOR
 
-from . import adapters, batches, contexts, encoders, memories, outputs, speculative, splits, states
+from . import adapters, batches, contexts, encoders, memories, outputs, positions, speculative, splits, states
 from .harness import PROMPT, Harness, Kind
 
 _ALL: tuple[Kind, ...] = get_args(Kind)
@@ -18,6 +18,7 @@ _MEMORY: tuple[Kind, ...] = ("attention", "recurrent", "hybrid", "encoder-decode
 _CACHE: tuple[Kind, ...] = ("attention", "hybrid", "encoder-decoder")
 _BOTH: tuple[Kind, ...] = ("encoder-decoder",)
 _DECODER: tuple[Kind, ...] = ("attention", "recurrent", "hybrid")
+_POOLED: tuple[Kind, ...] = ("encoder", *_DECODER)
 _STATE: tuple[Kind, ...] = ("recurrent", "hybrid")
 
 
@@ -113,6 +114,14 @@ _ROWS = (
     Scenario("unified", "3 sequences in one stream, and each in its own", _MEMORY, batches.unified),
     Scenario("sets", "batches of one shape with other sequences", _MEMORY, partial(batches.sets, unified=False)),
     Scenario("sets-unified", "batches of other sequences (one stream)", _MEMORY, partial(batches.sets, unified=True)),
+    # positions
+    Scenario("refused-batches", "batches that are refused change nothing", _MEMORY, positions.refused),
+    Scenario("causal-off", "spans that are not causal, together and alone", _DECODER[::2],
+             partial(positions.causal, unified=False)),
+    Scenario("causal-off-unified", "spans that are not causal (one stream)", _DECODER[::2],
+             partial(positions.causal, unified=True)),
+    Scenario("cells", "each cell of a context is filled", _CACHE[::2], positions.cells),
+    Scenario("seqs-most", "as many sequences as llama.cpp allows", _DECODER, positions.sequences),
     # contexts
     Scenario("contexts-2", "2 contexts on one model decode in turn", _ALL, contexts.two),
     Scenario("contexts-threads", "2 contexts on one model decode in 2 threads", _ALL, contexts.in_threads),
@@ -158,9 +167,12 @@ _ROWS = (
     Scenario("embeddings-in", "rows of the token embedding in place of tokens", _MEMORY, outputs.embeddings_in),
     Scenario("embeddings-out", "embeddings are enabled, then disabled", _MEMORY, outputs.asked),
     Scenario("outputs", "outputs of all tokens, of a few, of the last", _MEMORY, outputs.every),
-    *(Scenario(f"pooling-{name}", f"pooling {name} on the device, and computed on the host", ("encoder",),
+    *(Scenario(f"pooling-{name}", f"pooling {name} on the device, and computed on the host", _POOLED,
            partial(outputs.pooling, pooling_type=kind))
-      for name, kind in (("mean", outputs.MEAN), ("cls", outputs.CLS), ("last", outputs.LAST))),
+      for name, kind in outputs.POOLINGS.items()),
+    *(Scenario(f"pooling-{name}-unified", f"pooling {name} (one stream)", _DECODER,
+           partial(outputs.pooling, pooling_type=kind, unified=True))
+      for name, kind in outputs.POOLINGS.items()),
     Scenario("sampler", "a greedy sampler on the device", _MEMORY, outputs.greedy),
 )
 # fmt: on
