@@ -518,8 +518,15 @@ BUGS: dict[str, Bug] = {
     ),
     "a sampled token stays": _f("get_sampled_token_ith", f.first_answer, "sampler"),
     "a sampler is set for another sequence": _f(
-        "set_sampler", f.arguments(lambda c, seq, chain: (c, seq + 1, chain)), "sampler"
+        "set_sampler", f.arguments(lambda c, seq, chain: (c, seq + 1, chain)), "sampler sampler-chains"
     ),
+    "candidates of a sampler are others": _f(
+        "get_sampled_candidates_ith", lambda call, _: lambda c, i: call(c, i) + 4, "sampler-chains"
+    ),
+    "sampled logits are of the next candidates": _f(
+        "get_sampled_logits_ith", lambda call, _: lambda c, i: call(c, i) + 4, "sampler-chains"
+    ),
+    "a sampler is not set": _f("set_sampler", f.nothing(True), "sampler-chains"),
 }
 """What is wrong -> the bug."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from gguf import GGUFReader
+from numpy.typing import NDArray
 
 from conformance.ggml.errors import UsageError
 from conformance.llama.live.comparison import Comparison
@@ -99,3 +102,87 @@ def greedy(harness: Harness) -> Iterator[Comparison]:
         token = np.array([expected[-1]])
     rows = [np.eye(harness.n_vocab, dtype=np.float32)[tokens] for tokens in (found, expected)]
     yield Comparison("the tokens", rows[0], rows[1], exact=True)
+
+
+class TokenDataArray(ctypes.Structure):
+    """`llama_token_data_array`."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("selected", ctypes.c_int64),
+                ("sorted", ctypes.c_bool))  # fmt: skip
+
+
+Samplers = tuple[tuple[str, tuple[float, ...]], ...]
+CHAINS: Mapping[str, Samplers] = {
+    "bias": (("logit_bias", (3, 5.0, 7, -4.0)),),
+    "temp": (("temp", (0.5,)),),
+    "top_k": (("top_k", (5,)),),
+    "top_p": (("top_p", (0.8, 1)),),
+    "min_p": (("min_p", (0.1, 1)),),
+    "bias, top_k, top_p, temp": (
+        ("logit_bias", (3, 5.0, 7, -4.0)), ("top_k", (40,)), ("top_p", (0.9, 1)), ("temp", (0.7,)),
+    ),
+    "temp, min_p, top_k": (("temp", (1.5,)), ("min_p", (0.02, 1)), ("top_k", (9,))),
+}  # fmt: skip
+"""Chain -> its samplers with the arguments of `llama_sampler_init_*`.
+
+A bias has tokens and values in turns."""
+
+
+def chains(harness: Harness) -> Iterator[Comparison]:
+    """Compare chains of samplers on the device with the host's, on another context's logits."""
+    control, text = harness.context(), harness.tokens(PROMPT)
+    logits = control.feed((0, text))[0]
+    refused = []
+    for name, samplers in CHAINS.items():
+        context, chain = harness.context(), _chain(harness, samplers)
+        if not harness.call("set_sampler")(context.pointer, 0, chain):
+            refused.append(name)
+            continue
+        context.decode((0, text))
+        at, ids, values = PROMPT - 1, np.arange(harness.n_vocab), np.zeros(0, np.float32)
+        if n := harness.call("get_sampled_candidates_count_ith")(context.pointer, at):
+            pointer = harness.call("get_sampled_candidates_ith")(context.pointer, at)
+            ids = np.frombuffer(ctypes.string_at(pointer, 4 * n), np.int32)
+        n = harness.call("get_sampled_logits_count_ith")(context.pointer, at)
+        if n != ids.size:
+            raise UsageError(f"{name}: {n} sampled logits for {ids.size} candidates")
+        values = context.results("get_sampled_logits_ith", [at], n)[0]
+        yield Comparison(
+            name, _row(harness, ids, values)[None], _row(harness, *_on_host(harness, samplers, logits))[None]
+        )
+    if len(refused) == len(CHAINS):
+        raise RefusedError("llama_set_sampler returned false for every chain")
+
+
+def _chain(harness: Harness, samplers: Samplers) -> int:
+    """Make a chain, which llama.cpp never frees here: a context may hold it."""
+    call = harness.call
+    chain = int(call("sampler_chain_init")(call("sampler_chain_default_params")()))
+    for name, given in samplers:
+        arguments: tuple[Any, ...] = given
+        if name == "logit_bias":
+            pairs = np.array(list(zip(given[::2], given[1::2], strict=True)), [("token", "<i4"), ("bias", "<f4")])
+            arguments = harness.n_vocab, len(pairs), pairs.ctypes.data
+        call("sampler_chain_add")(chain, call(f"sampler_init_{name}")(*map(_c, arguments)))
+    return chain
+
+
+def _c(value: float) -> float:
+    return int(value) if float(value).is_integer() else value
+
+
+def _on_host(harness: Harness, samplers: Samplers, logits: F32) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Apply a chain to logits; return the tokens that are left, and their logits."""
+    data = np.zeros(logits.size, [("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
+    data["id"], data["logit"] = np.arange(logits.size), logits
+    array = TokenDataArray(data.ctypes.data, data.size, -1, sorted=False)
+    harness.call("sampler_apply")(_chain(harness, samplers), ctypes.byref(array))
+    left = np.frombuffer(ctypes.string_at(array.data, 12 * array.size), data.dtype)
+    return left["id"], left["logit"]
+
+
+def _row(harness: Harness, ids: NDArray[Any], logits: NDArray[Any]) -> F32:
+    """Return the probability of each token; that of a token which the chain removed is 0."""
+    row = np.zeros(harness.n_vocab, np.float32)
+    row[ids] = np.exp(logits - logits.max())
+    return np.asarray(row / row.sum(), np.float32)

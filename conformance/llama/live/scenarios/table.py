@@ -174,6 +174,7 @@ _ROWS = (
            partial(outputs.pooling, pooling_type=kind, unified=True))
       for name, kind in outputs.POOLINGS.items()),
     Scenario("sampler", "a greedy sampler on the device", _MEMORY, outputs.greedy),
+    Scenario("sampler-chains", "chains of samplers on the device, and on the host", _MEMORY, outputs.chains),
 )
 # fmt: on
 SCENARIOS: dict[str, Scenario] = {v.name: v for v in _ROWS}
