@@ -44,6 +44,9 @@ SHARE = 1 / 3
 """Share of --budget for the float64 reference in one arithmetic, and for shrinking."""
 SHOWN = 5
 """Maximum number of changed tokens to print."""
+NAMED = 3
+"""Maximum number of tensors and keys in the last line."""
+UNSEEN = "--compare FILE also finds swapped or scaled tensors, and keys with other values"
 FOUND = 20
 """Maximum number of findings about a file to print."""
 PIECES, PER_VALUE, PLAYED = 96 << 20, 2, 32
@@ -141,7 +144,7 @@ def check_model(
     stopped = broken = Outcome()
     if compare or not (backends or url):
         stopped = _check_file(asked, done, loaded, read(""))
-        broken = Outcome.of(Why.FAILED, [f"{model}: {WRONG}"] if any(r.fails_run for r in done.results) else [])
+        broken = _broken(model, done.results)
     if stopped.exit_code or not (backends or url):
         _end(done, json_path, broken + stopped)
     specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
@@ -233,6 +236,16 @@ def _check_file(asked: ModelCase, done: Checked, loaded: Load, setting: Setting)
     return _unread(a)
 
 
+def _broken(model: Path, results: Sequence[Result]) -> Outcome:
+    """Return the outcome of a file: where it is wrong, and what to do."""
+    names = list(dict.fromkeys(r.where.name for r in results if r.fails_run and r.where))
+    if not names:
+        return Outcome()
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    named = ", ".join(names[:NAMED])
+    return Outcome.of(Why.FAILED, [f"{model}: {WRONG} in {named}{more}; download it again, or make it from its source"])
+
+
 def _of_file(a: ModelFile, b: ModelFile | None) -> list[Finding]:
     """Print and return the findings about a file, by itself and against another."""
     model = a.path
@@ -246,7 +259,7 @@ def _of_file(a: ModelFile, b: ModelFile | None) -> list[Finding]:
     if not any(a.readable()):
         line(f"{model}: it has no tensors that can be read, so no values were checked")
     elif not any(f.wrong for f in found):
-        right = f"equal to {b.path} but for the cost of its types" if b else "nothing is implausible"
+        right = f"equal to {b.path} but for the cost of its types" if b else f"nothing is implausible; {UNSEEN}"
         line(f"{model}: {f'its factors fit {b.path}' if b and is_adapter(a) else right}")
     return found
 
