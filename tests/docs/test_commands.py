@@ -37,7 +37,7 @@ from classes import (
     parse,
 )
 from click.testing import CliRunner
-from documents import DOCUMENTS, ROOT, Command, blocks, mentioned_options, pattern
+from documents import DOCUMENTS, ROOT, Command, blocks, commands, mentioned_options, pattern
 from environments import environment, install
 from marks import needs_wheel
 
@@ -57,6 +57,7 @@ RAN: set[str] = set()
 WRITES = {"-o", "--json", "--save-failures"}
 TREES = {
     "README.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
+    "docs/builds.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
     "docs/guides/my-edit.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
     "docs/guides/bump-llama-cpp.md": ("ggml_compute_forward_group_norm", "new", "old"),
 }
@@ -254,6 +255,33 @@ def test_every_command_is_in_a_class() -> None:
     assert len(of_class("run")) > 50
 
 
+def test_the_guides_are_run_whole() -> None:
+    """Each command of the five is run, or named alone; the fixtures do what installs and builds."""
+    guides = [c for c in EVERY if c.document.startswith("docs/guides/")]
+    assert len({c.document for c in guides}) == 5
+    assert [f"{c.where}: {c.text}" for c in guides if class_of(c) not in {"run", "named", "other"}] == []
+    assert [c.where for c in guides if class_of(c) == "named" and tuple(options_in(c.words))] == []
+    assert {c.program for c in guides if class_of(c) == "other"} == {"pip", "python", ".", "cp", "cmake"}
+
+
+def test_inline_commands_are_found_and_run(tmp_path: Path) -> None:
+    """Code in prose may continue on the next line; it is run unless it is a name, or lacks what it requires."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# `conform show FILE`\n\nUse `conform repro\nFILE`, then `conform\nrun`.\n- `conform run --seed`\n\n"
+        "| `conform perf gate` |\n"
+    )
+    found = commands(str(page))
+    assert [(c.line, c.place, c.text) for c in found] == [
+        (1, "prose", "conform show FILE"),
+        (3, "prose", "conform repro FILE"),
+        (4, "prose", "conform run"),
+        (6, "prose", "conform run --seed"),
+        (8, "table", "conform perf gate"),
+    ]
+    assert [class_of(c) for c in found] == ["run", "run", "named", "named", "parsed"]
+
+
 def test_no_entry_of_the_table_is_stale() -> None:
     """Each entry of commands.toml is about a command that a document shows, and each replaced text stands in it."""
     shown = {c.text for c in EVERY}
@@ -263,7 +291,7 @@ def test_no_entry_of_the_table_is_stale() -> None:
     assert [text for text in RUN if text not in run] == []
     assert [program for program in OTHERS if program not in programs] == []
     assert [d for d in (*EXIT, *SHELL) if d not in RUNS] == []
-    assert [text for text in NAMED if text not in {c.text for c in of_class("named") if c.place == "table"}] == []
+    assert [text for text in NAMED if text not in {c.text for c in of_class("named")}] == []
     assert [old for text, entry in RUN.items() for old in entry.get("replace", {}) if old not in text] == []
     assert [word for word in STAND_INS if not any(word in text for text in shown)] == []
     assert all(entry["why"] for entry in RUN.values())
