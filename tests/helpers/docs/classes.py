@@ -4,8 +4,8 @@ A command is in one class, by these rules in this order:
 
 - *run*: whatever stands at a prompt of a document of `shell`.
 - *other*: its program is not ours; `others` says why it is not run.
-- *named*: inline code mentions it without what it requires (`conform build bisect`, `conform perf run --against`), prose
-  by its name alone (`conform run`), or `named` says so.
+- *named*: inline code mentions it without what it requires (`conform build bisect`), prose by its name
+  alone (`conform run`), or `named` says so.
 - *parsed*: it needs what a test machine lacks; `parsed` says what, of a command or of a whole document.
 - *run*: all else. `run` has those that are made shorter, with the reason.
 """
