@@ -55,6 +55,8 @@ EMPTY = ("builds.toml", "gates.toml", "profile.toml", "vulkan.toml", "own.gguf",
 RAN: set[str] = set()
 """What ran in this process: the same words in a second document run again only if they write or show something."""
 WRITES = {"-o", "--json", "--save-failures"}
+PROGRESS = re.compile(r"(?m)^[\d,]+ of [\d,]+ on \d+ workers.*\n")
+"""Lines of a run that takes seconds, because the machine is busy."""
 TREES = {
     "README.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
     "docs/builds.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
@@ -144,6 +146,7 @@ def _held(c: Command, done: tuple[int, str]) -> str:
     due = RUN.get(c.text, {}).get("exit", EXIT.get(c.document, int(bool(c.shown) and _shows_a_failure(c))))
     if code not in (due if isinstance(due, list) else [due]):
         return f"{c.where}: {c.text}\nexit code {code}, {due} expected:\n{output}"
+    output = PROGRESS.sub("", output)
     if c.shown and not pattern(c.shown).fullmatch(output.strip()):
         return f"{c.where}: {c.text}\nprints\n{output}\nand the document shows\n" + "\n".join(c.shown)
     return ""
@@ -353,5 +356,6 @@ def test_what_a_run_does_otherwise_than_shown_is_noticed() -> None:
     """Another exit code and another output are each a sentence with the place; the same is none."""
     c = Command("README.md", 7, "console", "conform list cases", ("a", "…"))
     assert _held(c, (0, "a\nb\n")) == ""
+    assert _held(c, (0, "0 of 80 on 2 workers; waiting: 48 of x\na\nb\n")) == ""
     assert "README.md:7" in _held(c, (0, "b\n"))
     assert "exit code 1, 0 expected" in _held(c, (1, "a\nb\n"))
