@@ -37,7 +37,7 @@ from classes import (
     parse,
 )
 from click.testing import CliRunner
-from documents import DOCUMENTS, ROOT, Command, blocks, mentioned_options, pattern
+from documents import DOCUMENTS, ROOT, Command, blocks, commands, mentioned_options, pattern
 from environments import environment, install
 from marks import needs_wheel
 
@@ -55,8 +55,11 @@ EMPTY = ("builds.toml", "gates.toml", "profile.toml", "vulkan.toml", "own.gguf",
 RAN: set[str] = set()
 """What ran in this process: the same words in a second document run again only if they write or show something."""
 WRITES = {"-o", "--json", "--save-failures"}
+PROGRESS = re.compile(r"(?m)^[\d,]+ of [\d,]+ on \d+ workers.*\n")
+"""Lines of a run that takes seconds, because the machine is busy."""
 TREES = {
     "README.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
+    "docs/builds.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
     "docs/guides/my-edit.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
     "docs/guides/bump-llama-cpp.md": ("ggml_compute_forward_group_norm", "new", "old"),
 }
@@ -143,6 +146,7 @@ def _held(c: Command, done: tuple[int, str]) -> str:
     due = RUN.get(c.text, {}).get("exit", EXIT.get(c.document, int(bool(c.shown) and _shows_a_failure(c))))
     if code not in (due if isinstance(due, list) else [due]):
         return f"{c.where}: {c.text}\nexit code {code}, {due} expected:\n{output}"
+    output = PROGRESS.sub("", output)
     if c.shown and not pattern(c.shown).fullmatch(output.strip()):
         return f"{c.where}: {c.text}\nprints\n{output}\nand the document shows\n" + "\n".join(c.shown)
     return ""
@@ -254,6 +258,33 @@ def test_every_command_is_in_a_class() -> None:
     assert len(of_class("run")) > 50
 
 
+def test_the_guides_are_run_whole() -> None:
+    """Each command of the five is run, or named alone; the fixtures do what installs and builds."""
+    guides = [c for c in EVERY if c.document.startswith("docs/guides/")]
+    assert len({c.document for c in guides}) == 5
+    assert [f"{c.where}: {c.text}" for c in guides if class_of(c) not in {"run", "named", "other"}] == []
+    assert [c.where for c in guides if class_of(c) == "named" and tuple(options_in(c.words))] == []
+    assert {c.program for c in guides if class_of(c) == "other"} == {"pip", "python", ".", "cp", "cmake"}
+
+
+def test_inline_commands_are_found_and_run(tmp_path: Path) -> None:
+    """Code in prose may continue on the next line; it is run unless it is a name, or lacks what it requires."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# `conform show FILE`\n\nUse `conform repro\nFILE`, then `conform\nrun`.\n- `conform run --seed`\n\n"
+        "| `conform perf gate` |\n"
+    )
+    found = commands(str(page))
+    assert [(c.line, c.place, c.text) for c in found] == [
+        (1, "prose", "conform show FILE"),
+        (3, "prose", "conform repro FILE"),
+        (4, "prose", "conform run"),
+        (6, "prose", "conform run --seed"),
+        (8, "table", "conform perf gate"),
+    ]
+    assert [class_of(c) for c in found] == ["run", "run", "named", "named", "parsed"]
+
+
 def test_no_entry_of_the_table_is_stale() -> None:
     """Each entry of commands.toml is about a command that a document shows, and each replaced text stands in it."""
     shown = {c.text for c in EVERY}
@@ -263,7 +294,7 @@ def test_no_entry_of_the_table_is_stale() -> None:
     assert [text for text in RUN if text not in run] == []
     assert [program for program in OTHERS if program not in programs] == []
     assert [d for d in (*EXIT, *SHELL) if d not in RUNS] == []
-    assert [text for text in NAMED if text not in {c.text for c in of_class("named") if c.place == "table"}] == []
+    assert [text for text in NAMED if text not in {c.text for c in of_class("named")}] == []
     assert [old for text, entry in RUN.items() for old in entry.get("replace", {}) if old not in text] == []
     assert [word for word in STAND_INS if not any(word in text for text in shown)] == []
     assert all(entry["why"] for entry in RUN.values())
@@ -325,5 +356,6 @@ def test_what_a_run_does_otherwise_than_shown_is_noticed() -> None:
     """Another exit code and another output are each a sentence with the place; the same is none."""
     c = Command("README.md", 7, "console", "conform list cases", ("a", "…"))
     assert _held(c, (0, "a\nb\n")) == ""
+    assert _held(c, (0, "0 of 80 on 2 workers; waiting: 48 of x\na\nb\n")) == ""
     assert "README.md:7" in _held(c, (0, "b\n"))
     assert "exit code 1, 0 expected" in _held(c, (1, "a\nb\n"))

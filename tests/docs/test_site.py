@@ -27,7 +27,7 @@ else:
 
 PACKAGES = ("mkdocs", "material", "mkdocstrings", "mkdocstrings_handlers")
 MANUAL = [p for p in sorted((ROOT / "docs").rglob("*.md")) if "measurements" not in p.parts]
-PAGES, WORDS, README = 28, 24_900, 800
+PAGES, WORDS, README = 28, 20_000, 800
 """At most; the words go down with each page that is merged."""
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]*)(?:#([^)\s]+))?\)")
 LOCK = ROOT / "ci" / "site-requirements.txt"

@@ -4,7 +4,8 @@ A command is in one class, by these rules in this order:
 
 - *run*: whatever stands at a prompt of a document of `shell`.
 - *other*: its program is not ours; `others` says why it is not run.
-- *named*: prose mentions it, or a table does without what it requires (`conform build bisect`), or `named` says so.
+- *named*: inline code mentions it without what it requires (`conform build bisect`), prose by its name
+  alone (`conform run`), or `named` says so.
 - *parsed*: it needs what a test machine lacks; `parsed` says what, of a command or of a whole document.
 - *run*: all else. `run` has those that are made shorter, with the reason.
 """
@@ -51,7 +52,7 @@ def class_of(c: Command) -> str:
         return "run"
     if c.program not in {"conform", "pytest"} or any(word.startswith("tests") for word in c.words):
         return "other" if c.program in OTHERS else ""
-    if c.place == "prose" or (c.place == "table" and (c.text in NAMED or _mentions(c))):
+    if c.place in {"prose", "table"} and (c.text in NAMED or _mentions(c)):
         return "named"
     if c.document in PARSED or c.text in PARSED:
         return "parsed"
@@ -130,11 +131,16 @@ def every_option() -> set[str]:
 
 
 def _mentions(c: Command) -> bool:
+    """True if inline code names a command, and is no command to run."""
+    if c.place == "prose" and set(c.words[1:]) <= {"conformance", "--pyargs"}:
+        return True
     if c.program != "conform":
         return False
     try:
+        if c.place == "prose" and not chosen(c.words[1:])[1]:
+            return True
         parse(filled(c.text))
-    except click.MissingParameter:
+    except (click.MissingParameter, click.BadOptionUsage, KeyError):
         return True
     except click.UsageError:
         return False

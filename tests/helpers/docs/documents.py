@@ -97,23 +97,34 @@ def commands(document: str) -> list[Command]:
                 found += _split(document, n, "sh", line)
     free = {n: line for n, line in enumerate(_lines(document), 1) if n not in fenced}
     for n, line in free.items():
-        if line.startswith("    "):
-            if not free.get(n - 1, "").endswith("\\"):
-                found += _split(document, n, "indented", _continued(free, n))
-        else:
-            for code in _INLINE.findall(line):
-                words = code.replace("\\|", "|").split()
-                if words and words[0] in PROGRAMS and len(words) + (words[0] == "conform") > 1:
-                    found += _split(document, n, "table" if line.startswith("|") else "prose", " ".join(words))
+        if line.startswith("    ") and not free.get(n - 1, "").endswith("\\"):
+            found += _split(document, n, "indented", _continued(free, n))
+    for n, place, code in _inline(document):
+        words = code.replace("\\|", "|").split()
+        if words and words[0] in PROGRAMS and len(words) + (words[0] == "conform") > 1:
+            found += _split(document, n, place, " ".join(words))
     return sorted(found, key=lambda c: c.line)
 
 
 def mentioned_options(document: str) -> Iterator[tuple[int, str]]:
     """Line and option of inline code that begins with one: `--level smoke`."""
+    return ((n, m[0]) for n, _, code in _inline(document) if (m := re.match(r"--[a-z][a-z0-9-]*", code)))
+
+
+def _inline(document: str) -> Iterator[tuple[int, Place, str]]:
+    """Line, place and text of each inline code, which may continue on the next line of its paragraph."""
     fenced = {n for b in blocks(document) for n in range(b.line, b.line + len(b.lines) + 2)}
-    for n, line in enumerate(_lines(document), 1):
-        if n not in fenced and not line.startswith("    "):
-            yield from ((n, m[0]) for code in _INLINE.findall(line) if (m := re.match(r"--[a-z][a-z0-9-]*", code)))
+    paragraph: list[str] = []
+    for n, line in enumerate([*_lines(document), ""], 1):
+        if n not in fenced and line.strip() and not line.startswith(("    ", "|", "#")):
+            paragraph.append(line)
+            continue
+        text = "\n".join(paragraph)
+        for m in _INLINE.finditer(text):
+            yield n - len(paragraph) + text.count("\n", 0, m.start()), "prose", m[1]
+        paragraph = []
+        if n not in fenced and line.startswith(("|", "#")):
+            yield from ((n, "table" if line.startswith("|") else "prose", code) for code in _INLINE.findall(line))
 
 
 def _lines(document: str) -> list[str]:
