@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
+from backends.openvino.emit.rows import STABLE
 from backends.openvino.nodes import Constants, round_bf16, round_f16
 from backends.openvino.storage import BLOCKS, decode, encode
 from backends.openvino.views import read, region, write
@@ -25,6 +27,7 @@ from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.quants import from_float
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor, strided
 from conformance.ggml.types import BF16, F16, F32, I32, I64, IQ4_NL, Q4_0, Q4_K, Q8_0, TYPES, GGMLType
@@ -124,6 +127,20 @@ def test_a_trajectory_with_a_quantised_cache(ov: OpenVinoStateless) -> None:
             assert np.array_equal(found[t], expected[t]), (k, t)
         out = steps[k].outputs[0]
         np.testing.assert_allclose(_f32(found[out]), _f32(expected[out]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [STABLE, 131_072])
+def test_argsort_orders_equal_values_of_short_rows_and_sorts_long_ones_in_time(ov: OpenVinoStateless, n: int) -> None:
+    """Each index occurs once, in order; equals of a short row stay in order; a long row takes less than n^2 steps."""
+    x, given = new_tensor(F32, n, 2, name="x"), np.random.default_rng(n).integers(0, 7, (2, n)).astype(np.float32)
+    order = B.argsort(x, SORT_ORDER.DESC)
+    start = time.process_time()
+    (found,) = _run(ov, Case("sorted", {}, [_step({x: given}, order)]))[0].values()
+    assert time.process_time() - start < 10  # 80 s if neighbours are exchanged
+    picked = found.view(np.int32).reshape(2, n)
+    assert np.array_equal(np.sort(picked), np.tile(np.arange(n), (2, 1)))
+    assert np.array_equal(np.take_along_axis(given, picked, 1), -np.sort(-given))
+    assert n > STABLE or np.array_equal(picked, np.argsort(-given, kind="stable"))
 
 
 @pytest.mark.parametrize("type_", [*BLOCKS, F16], ids=str)
