@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from .launcher.launch import descendants
 
 MEMORY_SHARE = 0.75
 """Share of the machine's memory that is the default limit."""
+LISTED = 0.25
+"""Seconds between two lists of processes: listing takes four times as long as measuring."""
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -49,18 +52,29 @@ def mappings() -> int | None:
         return None
 
 
-def held_below(pid: int, enough: int) -> int | None:
-    """Return the resident bytes of all processes below the supervisor `pid`, None if unknown.
+class Below:
+    """The processes below a supervisor, which are listed again after `LISTED` seconds."""
 
-    Above `enough` bytes, pages shared by several of them count once; that takes longer to measure, so it is skipped
-    below.
-    """
-    try:
-        pids = _below(pid)
-    except psutil.Error:
-        return None
-    held = sum(resident(p) or 0 for p in pids)
-    return held if len(pids) == 1 or held <= enough else sum(_proportional(p) for p in pids)
+    def __init__(self, pid: int) -> None:
+        """Watch the descendants of `pid`, which may have none yet."""
+        self._pid = pid
+        self._pids: list[int] = []
+        self._until = 0.0
+
+    def held(self, enough: int) -> int | None:
+        """Return the resident bytes of all, None if unknown.
+
+        Above `enough` bytes, pages shared by several of them count once; that takes longer to measure, so it is skipped
+        below.
+        """
+        now = time.monotonic()
+        if now >= self._until or not self._pids:
+            try:
+                self._pids, self._until = _below(self._pid), now + LISTED
+            except psutil.Error:
+                return None
+        held = sum(resident(p) or 0 for p in self._pids)
+        return held if len(self._pids) == 1 or held <= enough else sum(_proportional(p) for p in self._pids)
 
 
 def used_below(pid: int) -> dict[tuple[int, int], float]:

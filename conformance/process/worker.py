@@ -262,12 +262,15 @@ class _Watch:
     """Checks the memory of a child, and the time of a request."""
 
     def __init__(self, pid: int, limit: int | None) -> None:
-        self._pid, self._limit = pid, limit
+        self._limit = limit
+        self._held = None if limit is None else _held(pid)
         self.clock: _Clock | None = None
 
     def __call__(self) -> None:
-        if self._limit is not None:
-            _look(self._pid, self._limit)
+        if self._limit is not None and self._held is not None:
+            held = self._held(self._limit)
+            if held is not None and held > self._limit:
+                raise _MemoryLimitError(f"out of memory: it held {held >> 20} MiB, {self._limit >> 20} MiB are allowed")
         if self.clock is not None:
             self.clock.check()
 
@@ -464,8 +467,14 @@ def _quote(lines: Sequence[str]) -> str:
     return f": {' / '.join(lines)}" if lines else ""
 
 
+def _held(pid: int) -> Callable[[int], int | None]:
+    from .memory import Below  # noqa: PLC0415  # psutil is slow to import; no child of a `Worker` measures one
+
+    return Below(pid).held
+
+
 def _used(pid: int) -> dict[tuple[int, int], float]:
-    from .memory import used_below  # noqa: PLC0415  # psutil is slow to import
+    from .memory import used_below  # noqa: PLC0415  # as above
 
     return used_below(pid)
 
@@ -474,14 +483,6 @@ def _idle() -> float:
     from .memory import idle  # noqa: PLC0415  # as above
 
     return idle()
-
-
-def _look(pid: int, limit: int) -> None:
-    from .memory import held_below  # noqa: PLC0415  # psutil is slow to import; no child of a `Worker` measures one
-
-    held = held_below(pid, limit)
-    if held is not None and held > limit:
-        raise _MemoryLimitError(f"out of memory: it held {held >> 20} MiB, {limit >> 20} MiB are allowed")
 
 
 def _end(child: Child, wire: Wire, tail: Tail, patience: float) -> None:

@@ -67,7 +67,7 @@ The CPU plugin's stable sort (2026.4.1) exchanges neighbours: 0.6 s for a row of
 
 
 def _argsort(e: EmitContext, node: Tensor) -> None:
-    """Sort; equal elements of short rows, as a router has, stay in order, which ggml leaves open."""
+    """Sort; equal elements of short rows, as in a router, stay in order, which ggml leaves open."""
     mode = "max" if node.params.order == SORT_ORDER.DESC else "min"
     n = node.ne[0]
     order = o.topk(e.number(src(node, 0)), e.c.axis(n), 3, mode, "value", stable=n <= STABLE)
