@@ -28,6 +28,7 @@ from conformance.judge.verdict import (
     grouped,
 )
 from conformance.llama.live import arch, audit, memory, order, scenario
+from conformance.llama.live.functions import family as functions
 from conformance.llama.zoo.model import table
 from conformance.perf.units import Unit
 from conformance.report.compare import State
@@ -141,10 +142,11 @@ def _once(work: Iterable[Sweep]) -> Iterator[Sweep]:
 
 
 def _short(targets: Sequence[Target], level: Level, *, models: bool) -> Iterator[Sweep]:
-    """Yield the scheduler on lazy devices, for the CPU alone, then memory."""
+    """Yield the scheduler on lazy devices and functions, for the CPU alone, then memory."""
     for t in targets:
         if t.name == CPU:
             yield Sweep(t, order.NAME, list(order.FAMILY.ids(level)))
+            yield Sweep(t, functions.NAME, list(functions.FAMILY.ids(level)))
     for t in targets:
         if models and MODELS in t.runs:
             yield Sweep(t, memory.NAME, list(memory.BUILDS), then=memory.differing)

@@ -291,12 +291,12 @@ def test_every_case_of_a_level_is_planned_once() -> None:
     work = plan([CPU], "standard", models=False)
     ids = [i for w in work for i in w.left]
     assert len(ids) == len(set(ids))
-    assert [w.stage for w in work] == ["ops at smoke", "order", "trajectories at smoke", "audit",
+    assert [w.stage for w in work] == ["ops at smoke", "order", "functions", "trajectories at smoke", "audit",
                                        "ops at standard", "trajectories at standard"]  # fmt: skip
     kernels = replace(CPU, name="CPU threads=8", runs=KERNELS)
     assert [w.stage for w in plan([kernels], "smoke", models=False)] == ["ops at smoke"]
     with_models = plan([CPU], "smoke", models=True)
-    assert [w.stage for w in with_models] == ["ops at smoke", "order", "memory", "trajectories at smoke",
+    assert [w.stage for w in with_models] == ["ops at smoke", "order", "functions", "memory", "trajectories at smoke",
                                               "audit", "arch"]  # fmt: skip
 
 
