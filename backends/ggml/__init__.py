@@ -20,6 +20,7 @@ from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, UNDECLARED, Arithmetic, Mixed, requantising
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.context import refusal
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.rpc import attach
@@ -27,7 +28,6 @@ from conformance.ggml.quants import QUANTIZERS, quantizer
 from conformance.ggml.tensor import Tensor, computes
 from conformance.ggml.types import F32, Q8_0, Q8_K, GGMLType
 
-from .context import refusal
 from .placement import addresses, homes, supports
 from .probe import flash_attn_splits, flash_attn_step, flash_attn_weights, mul_mat_sum
 from .sched import SchedSession, SplitSession

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.context import Context
 from conformance.ggml.lib.layout import USAGE_ANY, USAGE_WEIGHTS
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import VIEW_OPS, Tensor
-
-from .context import Context
 
 LOOKED_AT = 4
 """Number of sources whose buffers the CPU device checks (`supports_op`).

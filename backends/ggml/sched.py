@@ -16,11 +16,11 @@ from conformance.backend.interface import Witness
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.context import Context
 from conformance.ggml.lib.layout import EVAL_CALLBACK
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes
 
-from .context import Context
 from .placement import sched_homes
 from .session import GgmlSession, Plan, overwriters, unwrite
 

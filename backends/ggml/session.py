@@ -14,6 +14,7 @@ from conformance.backend.snapshot import Snapshot
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import BackendError, GraphError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.context import Arena, Context
 from conformance.ggml.lib.layout import STATUS, USAGE_COMPUTE, InitParams
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import (
@@ -28,7 +29,7 @@ from conformance.ggml.tensor import (
     pack,
 )
 
-from .context import Arena, Context, Persistent, Store, set_bytes
+from .context import Persistent, Store, set_bytes
 from .placement import Home
 
 PATHS = {"OPENVINO": "translated"}

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.ggml import GgmlBackend, _quantize, probe
-from backends.ggml.context import sub_op
 from backends.ggml.probe import flash_attn_step
 from conformance.backend.interface import Session
 from conformance.backend.registry import Spec
@@ -30,6 +29,7 @@ from conformance.ggml.arithmetic import GGML_CPU, Arithmetic
 from conformance.ggml.errors import BackendError, GraphError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib import layout
+from conformance.ggml.lib.context import sub_op
 from conformance.ggml.lib.layout import FROM_FLOAT
 from conformance.ggml.lib.library import Library, tensor_layout, unary_ids
 from conformance.ggml.ops.build import Builder

@@ -11,9 +11,10 @@ from itertools import combinations
 import pytest
 from build_program import Program
 from build_programs import answers, programs, random_graph
-from ggml_ctypes import CONSTRUCTORS, SETTERS, run_programs
+from ggml_ctypes import run_programs
 
 from conformance.ggml.errors import GraphError
+from conformance.ggml.lib.constructors import CONSTRUCTORS, SETTERS
 from conformance.ggml.ops import attention, build, elementwise, matmul, op, recurrent, rope, rows, views, windows
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.media import conv, images, signals

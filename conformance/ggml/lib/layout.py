@@ -358,6 +358,7 @@ OPTIONAL: Signatures = {
     "backend_graph_plan_compute": (_I, (_P, _P)),
     "backend_graph_compute_async": (_I, (_P, _P)), "backend_sched_graph_compute_async": (_I, (_P, _P)),
     "backend_sched_synchronize": (None, (_P,)), "backend_get_device": (_P, (_P,)),
+    "backend_sched_set_tensor_backend": (None, (_P, _P, _P)),
 }
 """`ggml_*` that some libraries lack."""
 LEFT_OUT = {

@@ -24,7 +24,7 @@ from conformance.run.live import LiveFamily, without_steps
 from conformance.suite.family import Level, keys, read_keys, split_id, without
 
 from .lazy.device import NAMES
-from .lazy.programs import CELLS, PROGRAMS, RPC
+from .lazy.programs import CELLS, PROGRAMS, ROW, RPC
 from .lazy.run import ASKS, DROP, SORTS, Fail, Setting
 from .lazy.timeline import Moment
 from .llama import Models, Process, device, read_id
@@ -33,14 +33,16 @@ from .scenarios.table import SCENARIOS
 NAME, MODEL = "order", "model"
 FORM = "PROGRAM-key=value"
 KEYS = keys(
-    "devices=1 lazy= refuse= host=0 shared=0 offload=0 uid=0 optimize=0 fail= "
-    "copies=1 n=NUMBERS reserve=0 again=0 side=0 threads=1 piece=0 "
+    "devices=1 lazy= refuse= host=0 shared=0 offload=0 uid=0 blocking=0 largest=0 optimize=0 fail= "
+    "copies=1 n=NUMBERS reserve=0 pin=0 again=0 side=0 threads=1 piece=0 "
     "tensor=0 shares=NUMBERS layers=999 do="
 )
 BATCHES = (4, 1, 4)
 MOST_THREADS = 4
 PLAYABLE = frozenset(name for name, scenario in SCENARIOS.items() if scenario.parts == 1)
 """Scenarios that lazy devices can play."""
+LARGEST = CELLS * ROW
+"""Bytes of a cache, which must fit into one buffer."""
 MOMENTS = get_args(Moment)
 REPORTED = ("alloc", "compute", "lost", "memory", "init", DROP)
 """Failures that ggml reports; `event` is only slow."""
@@ -82,6 +84,10 @@ _ROWS: dict[Level, tuple[str, ...]] = {
         *(f"sched-{split},lazy={lazy}" for lazy in MOMENTS for split in _SPLIT),
         "sched-devices=2,threads=2,lazy=any",
         "plan-again=2,lazy=any",
+        "streams-blocking=1,lazy=last",
+        "sched-refuse=RMS_NORM,blocking=1,lazy=last",
+        "sched-devices=2,copies=4,reserve=4,pin=1,lazy=last",
+        f"sched-devices=2,n=4x1x32x16,largest={LARGEST},lazy=last",
         *(f"sched-fail={fail}" for fail in ("compute:2", "alloc:1", "lost:2")),
         f"{_LLAMA},lazy=last",
         f"{_LLAMA},devices=2,lazy=last+first",
@@ -98,12 +104,20 @@ _ROWS: dict[Level, tuple[str, ...]] = {
         *(f"rpc-{key}" for key in ("piece=7", "piece=1000,n=16x1x32,reserve=32", "piece=100,again=2")),
         *(f"rpc-fail={DROP}:{n}" for n in (1, 9, 100, 30_000, 70_000)),
         "sched-refuse=RMS_NORM,again=2,lazy=any",
+        "sched-devices=2,refuse=RMS_NORM,copies=4,blocking=1,lazy=last",
+        "sched-devices=2,again=1,blocking=1,lazy=any",
+        "plan-again=1,blocking=1,lazy=last",
+        "sched-n=16x4x1,reserve=16,pin=1,again=1,lazy=any",
+        f"sched-n=16x32,reserve=32,refuse=RMS_NORM,largest={LARGEST},lazy=any",
+        f"sched-devices=2,n=4x1x8x16x32,copies=4,largest={LARGEST},lazy=last",
         "sched-refuse=RMS_NORM,host=1,side=1,lazy=last",
         "sched-refuse=RMS_NORM,host=1,n=4x4x4,reserve=4,lazy=last",
         f"{_LLAMA},devices=3,lazy=any+last+first",
         f"{_LLAMA},layers=1,lazy=last",
         f"{_LLAMA},uid=1,lazy=last",
         f"{_LLAMA},shared=1,lazy=last",
+        f"{_LLAMA},devices=2,blocking=1,lazy=last",
+        f"{_LLAMA},largest=262144,lazy=last",
         *(f"{_LLAMA},devices=2,optimize={k},lazy=last" for k in (SORTS, ASKS)),
         f"{_MODEL},do=contexts-threads,devices=2,lazy=any",
         *(f"{_MODEL},do={scenario},lazy=last" for scenario in ("in-flight", "loads", "state-seq", "sets", "draft-2")),
@@ -155,23 +169,26 @@ def read(case_id: str) -> Request:
     must("threads", 1 <= it["threads"] <= MOST_THREADS, f"1 to {MOST_THREADS}")
     must("optimize", it["optimize"] in (0, SORTS, ASKS), f"0, {SORTS} or {ASKS}")
     must("do", not it["do"] or bool(model and it["do"] in PLAYABLE), "a model's scenario with one part")
-    for key in ("host", "shared", "side", "tensor", "offload", "uid"):
+    for key in ("host", "shared", "side", "tensor", "offload", "uid", "pin", "blocking"):
         must(key, it[key] in (0, 1), "0 or 1")
     moments: list[Any] = (it["lazy"] or MOMENTS[1]).split("+")
     must("lazy", set(moments) <= set(MOMENTS), f"{', '.join(MOMENTS)}, joined by +,")
     what, _, n = it["fail"].partition(":")
     must("fail", not what or (what in FAILURES and n.isdecimal() and int(n) > 0), f"{', '.join(FAILURES)} and :N")
     must("fail", (what == DROP) <= (program == RPC), f"{DROP} with the program {RPC} only")
+    must("largest", it["largest"] == 0 or it["largest"] >= LARGEST, f"0 or at least {LARGEST} bytes")
+    must("pin", not it["pin"] or it["reserve"] >= max(batches), "reserve of at least each batch")
     must("piece", it["piece"] >= 0, "bytes")
     refused = frozenset(filter(None, it["refuse"].split("+")))
     setting = Setting(
         moments, seed, refused, bool(it["host"]), bool(it["offload"]), bool(it["uid"]), bool(it["shared"]),
-        it["optimize"], Fail(what, int(n or 1)),
+        bool(it["blocking"]), it["largest"], it["optimize"], Fail(what, int(n or 1)),
     )  # fmt: skip
     params = {
         "n": list(batches),
         **{
-            key: it[key] for key in ("copies", "reserve", "again", "side", "threads", "piece", "tensor", "layers", "do")
+            key: it[key]
+            for key in ("copies", "reserve", "pin", "again", "side", "threads", "piece", "tensor", "layers", "do")
         },
     }
     params["shares"] = list(it["shares"])
@@ -259,7 +276,7 @@ def judge(result: Result, fail: Fail, said: dict[str, Any]) -> Result:
 
     VACUOUS if a failure on request did not occur, or no device computed anything.
     """
-    if not fail.what and not any(said["calls"].get(name) for name in COMPUTES):
+    if not fail.what and not said["wrong"] and not any(said["calls"].get(name) for name in COMPUTES):
         return replace(result, verdict=Verdict.VACUOUS, error=Error(*2 * ("no device computed anything",)))
     wrong = [*said["races"], said["wrong"]]
     if fail.what in REPORTED:

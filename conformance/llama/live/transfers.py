@@ -1,23 +1,18 @@
-"""Worker service of the family `access`: transfers bytes to and from buffers, checks all.
-
-`{"load": {"lib": path}, "device": name, "rpc": endpoint}` opens a device; `{"way": name, "seed": n}` returns
-`{"wrong": text}`, or `{"unsupported": text}` if the library or device lacks a function.
-"""
+"""Worker service of the family `access` (`ways`): transfers bytes and checks all of them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.layout import InitParams
 from conformance.ggml.lib.library import Library
-from conformance.ggml.lib.rpc import attach
 from conformance.ggml.tensor import Bytes
-from conformance.process.service import Frame, Service, failure
+
+from .ways import Mismatch, reply, serve
 
 NE = (64, 9)
 """`ne` of each tensor, of F32."""
@@ -27,10 +22,6 @@ AT, LENGTH = 132, 1500
 """Bytes that a partial transfer skips, and transfers: neither begins or ends with a row."""
 BLOCK = {"offset": 20, "size": 100, "copies": 7, "in_tensor": ROW, "on_host": 112}
 """A two-dimensional transfer: 7 pieces of 100 bytes."""
-
-
-class Mismatch(Exception):  # noqa: N818  # no error of ours: what the device did wrong
-    """Bytes that are not as expected."""
 
 
 class Owner:
@@ -239,7 +230,8 @@ WAYS: Mapping[str, Callable[[Harness], None]] = {
 
 def play(library: Library, device: int, way: str, seed: int) -> dict[str, Any]:
     """Transfer bytes and compare all of them."""
-    try:
+
+    def transfer() -> None:
         harness = Harness(library, device, seed)
         try:
             WAYS[way](harness)
@@ -247,33 +239,9 @@ def play(library: Library, device: int, way: str, seed: int) -> dict[str, Any]:
                 owner.check()
         finally:
             harness.close()
-    except Mismatch as e:
-        return {"wrong": str(e)}
-    except UnavailableError as e:
-        return {"unsupported": str(e)}
-    return {"wrong": ""}
 
-
-def main() -> None:
-    """Answer requests until the caller closes the connection."""
-    opened: list[tuple[Library, int]] = []
-
-    def answer(header: dict[str, Any], _: object) -> Frame:
-        try:
-            if "load" not in header:
-                return play(*opened[-1], header["way"], header["seed"]), ()
-            library = Library(header["load"]["lib"])
-            attach(library, header["rpc"])
-            opened.append((library, library.device(header["device"] or "CPU")))
-        except UnavailableError as e:
-            return failure(e)
-        except ConformanceError as e:
-            return failure(e, UsageError.__name__)
-        return {}, ()
-
-    Service().serve(answer)
-    os._exit(0)  # skip the libraries' own clean-up; there is nothing to save
+    return reply(transfer)
 
 
 if __name__ == "__main__":
-    main()
+    serve(play)

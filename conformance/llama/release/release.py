@@ -27,6 +27,7 @@ from conformance.judge.verdict import (
     grouped,
 )
 from conformance.llama.live import arch, audit, memory, order, scenario
+from conformance.llama.live.functions import family as functions
 from conformance.llama.zoo.model import table
 from conformance.perf.units import Unit
 from conformance.report.compare import State
@@ -68,7 +69,7 @@ def plan(
     minute.
     """
     small, rest = families()
-    work = list(_changed(targets, changed, models=models))
+    work = list(_changed(targets, changed, level, models=models))
     begun = bool(work)
     before: set[str] = set()
     for each in LEVELS[: LEVELS.index(level) + 1]:
@@ -80,7 +81,7 @@ def plan(
             work += [Sweep(t, f"{name} at {each}", list(of[t.kernels])) for t in own]
             before.update(ids)
             if (each, name) == (LEVELS[0], OPS) and not begun:
-                work += _short(targets, models=models)
+                work += _short(targets, level, models=models)
         if each == LEVELS[0]:
             ids = list(audit.FAMILY.ids("standard"))
             work += [Sweep(t, audit.NAME, list(ids)) for t in targets if TRAJECTORIES in t.runs]
@@ -90,7 +91,9 @@ def plan(
     return [w for w in _once(work) if w.left]
 
 
-def _changed(targets: Sequence[Target], changed: Mapping[str, Sequence[str]], *, models: bool) -> Iterator[Sweep]:
+def _changed(
+    targets: Sequence[Target], changed: Mapping[str, Sequence[str]], level: Level, *, models: bool
+) -> Iterator[Sweep]:
     """Yield the cases of changed code, a case of each other op, and what takes a minute.
 
     Nothing if no case reaches changed code.
@@ -104,7 +107,7 @@ def _changed(targets: Sequence[Target], changed: Mapping[str, Sequence[str]], *,
         own = of_ops(ids, t.kernels) if t.kernels else ids
         if OPS in t.runs:
             yield Sweep(t, "an op each", one_each(own, changed.get(str(t.build), ())))
-    yield from _short(targets, models=models)
+    yield from _short(targets, level, models=models)
     for t in targets:
         if models and MODELS in t.runs:
             yield Sweep(t, scenario.NAME, [i for name in arch.FEW for i in scenario.ids_of(name)])
@@ -135,13 +138,14 @@ def _once(work: Iterable[Sweep]) -> Iterator[Sweep]:
         yield w
 
 
-def _short(targets: Sequence[Target], *, models: bool) -> Iterator[Sweep]:
-    """Yield the scheduler on lazy devices, for the CPU alone, then memory."""
+def _short(targets: Sequence[Target], level: Level, *, models: bool) -> Iterator[Sweep]:
+    """Yield the scheduler on lazy devices and functions, for the CPU alone, then memory."""
     for t in targets:
         if t.name == CPU:
-            yield Sweep(t, order.NAME, list(order.FAMILY.ids(LEVELS[0])))
+            yield Sweep(t, order.NAME, list(order.FAMILY.ids(level)))
+            yield Sweep(t, functions.NAME, list(functions.FAMILY.ids(level)))
     for t in targets:
-        if models and MODELS in t.runs and t.name != META:
+        if models and MODELS in t.runs:
             yield Sweep(t, memory.NAME, list(memory.BUILDS), then=memory.differing)
 
 

@@ -13,6 +13,8 @@ from conformance.ggml.errors import UsageError
 ADAPTER = "ggml"
 THREADS = "8"
 """Threads of a setup. Bugs occurred with more threads than heads (3), and with 8 (chunks)."""
+GUARDED = {"guard": "on", "threads": "32"}
+"""Options that notice writes outside a tensor, with more threads than most have rows."""
 CPU = "CPU"
 RPC = "RPC0"
 """First device of an RPC server of the same build on this machine."""
@@ -123,6 +125,7 @@ def _of_device(device: DeviceOf) -> Iterator[_Setup]:
     if device.type != CPU:
         return
     yield f"{device.name} threads={THREADS}", {**options, "threads": THREADS}, KERNELS
+    yield " ".join((device.name, *(f"{k}={v}" for k, v in GUARDED.items()))), {**options, **GUARDED}, KERNELS
     for name in device.buffer_types:
         if name in PLACED:
             yield f"{device.name} buffer={name}", {**options, "buffer": name}, GRAPHS

@@ -59,6 +59,8 @@ def same(types: str) -> str:
 
 VIEWS = "- pad off rows slab part p0213"
 """Layouts of most operands in covering arrays."""
+ONE_ROW = "pad rows"
+"""Layouts that give a dimension of one element a stride that no contiguous tensor has."""
 INPLACE = "inplace=|leaf|mid|input"
 """Key: overwrite a persistent tensor (`leaf`), the previous result (`mid`) or an `input`."""
 

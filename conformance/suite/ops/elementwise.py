@@ -11,7 +11,7 @@ from conformance.ggml.types import F32, GLU_OPS, I32, UNARY_OPS, type_named
 from conformance.suite.data import Fill, away_from_zero, integers, normal, uniform, with_edges
 from conformance.suite.grid import Axis, Grid, grid, operands, points
 
-from .bench import BLOCKS, FLOATS, INPLACE, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
+from .bench import BLOCKS, FLOATS, INPLACE, ONE_ROW, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
 
 _DIVISOR = away_from_zero(0.25, 4.0)
 _FLOATS2 = "f32+f32 f16+f16 bf16+bf16 f16+f32 bf16+f32"
@@ -56,6 +56,7 @@ _ARITHMETIC = "ADD SUB MUL DIV"
     full=(
         grid(_FLOATS2, variant=points("a=4096x33,b=4096 a=511x65x4 a=128x64x8x3,b=128x1x8x3,va=pad.p0213")),
         grid("ADD MUL", "f32+f32", a="4096x4100", b="4096x1 4096x4100"),
+        grid("f32+f32 f16+f16", a="64x1x3", va=ONE_ROW, vb=f"- {ONE_ROW}"),
     ),
     pairs=(
         grid(
@@ -252,6 +253,7 @@ _KEYS = f"ne=SHAPE vne= {INPLACE} special=|edge|nan|half data=|range"
     full=(
         grid(FLOATS, ne="4096x9"),
         grid(_SMOOTH, FLOATS, ne="1023x31x3"),
+        grid("f32 f16", ne="64x1x3", vne=ONE_ROW),
         "UNARY.SILU-f32-ne=4096x4100",
     ),
     pairs=(grid(_SMOOTH, FLOATS, ne="18x6x3x2 67x4", vne=VIEWS, inplace="- leaf mid input"),),
@@ -304,7 +306,11 @@ def _limited(**axes: str | Axis) -> tuple[Grid, Grid]:
         *_limited(ne="67x4", form="split", data="range"),
     ),
     smoke=("GLU.SWIGLU-f32-ne=16392x2,va=pad,form=swapped",),
-    full=(grid(_GATED, FLOATS, ne="2816x9", form="- split"),),
+    full=(
+        grid(_GATED, FLOATS, ne="2816x9", form="- split"),
+        grid(_GATED, "f32", ne="64x1x3", va=ONE_ROW, vb=ONE_ROW, form="split"),
+        *_limited(ne="64x1x3", va=ONE_ROW, vb=ONE_ROW, form="split"),
+    ),
     pairs=(grid(_GATED, FLOATS, ne="18x6x3x2 134x4", va="- pad off rows slab part", form=points(_FORMS)),),
     timed=(Timed("GLU.SWIGLU-f32-ne=5632x64", 64, 4),),
 )

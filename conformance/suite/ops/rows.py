@@ -16,7 +16,7 @@ from conformance.ggml.types import F32, I32
 from conformance.suite.data import Fill, distinct, integers, normal, uniform, values
 from conformance.suite.grid import grid, operands, points
 
-from .bench import BLOCKS, BLOCKS_256, FLOATS, INPLACE, PLAIN, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
+from .bench import BLOCKS, BLOCKS_256, FLOATS, INPLACE, ONE_ROW, PLAIN, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
 
 
 @cases(
@@ -30,7 +30,7 @@ from .bench import BLOCKS, BLOCKS_256, FLOATS, INPLACE, PLAIN, RARE, RARE_STORED
         grid("f32", ne="1x7 2x5x3x2 33x5x3x2 67x4 256x5 1025x3 4096x2"),
         grid("f32", ne="35x6x3x2", vne="pad rows off slab p0213 p0321 pad.p0213 flat"),
     ),
-    full=(grid("f32", ne="65536x3 4096x129 65537x2 4096x4100"),),
+    full=(grid("f32", ne="65536x3 4096x129 65537x2 4096x4100"), grid("f32", ne="64x1x3", vne=ONE_ROW)),
     pairs=(grid("f32", ne="35x6x3x2 2x5 1x7 130x1x4", vne=f"{VIEWS} p0321 flat"),),
 )
 def _sum(bench: Bench) -> Tensor:
@@ -60,7 +60,11 @@ _NORMAL = normal(1.5, 0.5)
         grid("RMS_NORM", "f32", ne="40x5x2", vne="- pad", inplace="input"),
         grid("RMS_NORM NORM", "f32", ne="40x5x2 257x3", by="first second", vby="- off pad"),
     ),
-    full=(grid("f32", ne="4096x65 16384x3 65537x2"), "RMS_NORM-f32-ne=4096x4100"),
+    full=(
+        grid("f32", ne="4096x65 16384x3 65537x2"),
+        "RMS_NORM-f32-ne=4096x4100",
+        grid("f32", ne="64x1x3", vne=ONE_ROW),
+    ),
     pairs=(
         grid("f32", ne="35x6x3x2 64x5x2 6x7 130x1x4", vne=f"{VIEWS} p0321", inplace="- leaf mid input", eps="1e-5 0.1"),
     ),
@@ -119,7 +123,10 @@ _SORTED = "3x3 2x3 16x10 60x10 7x5x3x2 128x4x2 513x3 1024x2"
         grid("f32", ne="7x9 64x9 1025x9", order="ASC DESC", data="ties negative"),
         grid("f32", ne="3x65537", order="ASC DESC"),
     ),
-    full=(grid("f32", ne="8192x17 2x4097 2048x2x1x3", order="ASC DESC"),),
+    full=(
+        grid("f32", ne="8192x17 2x4097 2048x2x1x3", order="ASC DESC"),
+        grid("f32", ne="64x1x3", vne=ONE_ROW, order="ASC"),
+    ),
     pairs=(grid("f32", ne="24x6x3x2 2x7 130x4", vne="- pad rows off flat", order="ASC DESC"),),
 )
 @cases(
@@ -136,7 +143,7 @@ _SORTED = "3x3 2x3 16x10 60x10 7x5x3x2 128x4x2 513x3 1024x2"
         "TOP_K-f32-ne=151936x2,k=40",
     ),
     smoke=("TOP_K-f32-ne=64x9,k=7,data=ties",),
-    full=(grid("f32", ne="8192x17 151936x2", k="1 40 100"),),
+    full=(grid("f32", ne="8192x17 151936x2", k="1 40 100"), grid("f32", ne="64x1x3", vne=ONE_ROW, k=5)),
     pairs=(grid("f32", ne="24x6x3x2 24x1 130x4", vne="- pad rows off flat", k="1 2 5 23"),),
 )
 def _sort(bench: Bench) -> Tensor | Sequence[Tensor]:
@@ -239,7 +246,10 @@ def _argmax(bench: Bench) -> Tensor:
         "SET_ROWS-f16+f32+i64-a=32x131080,n=40",
         grid(operands(BLOCKS_256, "f32", "i64"), a="512x7", n=4),
     ),
-    full=(grid(operands(PLAIN, "f32", "i64"), a="1024x4096", n=512),),
+    full=(
+        grid(operands(PLAIN, "f32", "i64"), a="1024x4096", n=512),
+        grid(operands("f32 f16 q8_0", "f32", "i64"), a="64x4x3", n=1, vb=ONE_ROW),
+    ),
     pairs=(
         grid(
             operands(PLAIN, "f32+i64 f32+i32 f16+i64 f16+i32"),
@@ -296,6 +306,7 @@ _GOT = f"{FLOATS} i32 {BLOCKS}"
         grid(operands(_GOT, "i32"), a="4096x1000", n=64),
         grid(operands("f32 f16", "i32"), a="1x33554500 256x131100", n=64),
         grid(operands("q4_0 q8_0 q4_K", "i32"), a="256x131100", n=64),
+        grid(operands("f32 f16 q8_0", "i32"), a="64x1x3", n=4, va=ONE_ROW),
     ),
     pairs=(
         grid(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from ggml_ctypes import CONSTRUCTORS, SETTERS, Json
+from ggml_ctypes import Json
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.constructors import CONSTRUCTORS, SETTERS
 from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import GLU_OPS, TYPES, UNARY_OPS, GGMLType, type_named

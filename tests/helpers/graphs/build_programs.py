@@ -9,8 +9,9 @@ from functools import cache
 import build_programs_media as media
 import build_programs_recurrent as recurrent
 from build_program import FLOATS, USED, Program, RefusedError
-from ggml_ctypes import CONSTRUCTORS, Json, run_programs
+from ggml_ctypes import Json, run_programs
 
+from conformance.ggml.lib.constructors import CONSTRUCTORS
 from conformance.ggml.ops.matmul import PREC
 from conformance.ggml.ops.rope import ROPE_TYPE
 

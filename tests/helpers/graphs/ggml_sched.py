@@ -10,8 +10,9 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from backends.ggml.context import Context, Store
+from backends.ggml.context import Store
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.context import Context
 from conformance.ggml.lib.layout import CTensor
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Tensor

@@ -376,6 +376,70 @@ def test_a_call_that_the_caller_forgets_is_found(machine: Machine, monkeypatch: 
     assert "no ggml_backend_synchronize of LAZY" in said["races"][0]
 
 
+def _resets_first(machine: Machine) -> Callable[..., Any]:
+    """`ggml_backend_sched_reserve` as it was until #17232."""
+    reserve, reset = machine.g.backend_sched_reserve, machine.g.backend_sched_reset
+    return lambda *a: (reset(a[0]), reserve(*a))[1]
+
+
+def _does_not_wait(name: str) -> Callable[[Machine], Callable[..., Any]]:
+    """A function of asynchronous transfers as it was until #19179, where a device has none of its own."""
+    return lambda machine: lambda _, *a: getattr(machine.g, name)(*a)
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    ("case_id", "function", "fault", "said"),
+    [
+        ("sched-devices=2,copies=4,reserve=4,pin=1", "backend_sched_reserve", _resets_first, "no allocation expected"),
+        ("sched-n=16x4x1,reserve=16,pin=1", "backend_sched_reserve", _resets_first, "no allocation expected"),
+        ("sched-refuse=RMS_NORM,blocking=1", "backend_tensor_get_async", _does_not_wait("backend_tensor_get"), "get_t"),
+        ("streams-blocking=1", "backend_tensor_set_async", _does_not_wait("backend_tensor_set"), "set_tensor"),
+        (
+            "sched-devices=2,reserve=4,pin=1",
+            "backend_sched_set_tensor_backend",
+            lambda _: lambda *_: None,
+            "not on the CPU",
+        ),
+    ],
+)
+def test_a_past_fault_of_the_scheduler_is_found(
+    machine: Machine,
+    case_id: str,
+    function: str,
+    fault: Callable[[Machine], Callable[..., Any]],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As ggml did it once, and only then."""
+    result, _ = played(machine, f"order/{case_id},lazy=last@1")
+    assert result.verdict is Verdict.PASS, result.detail
+    monkeypatch.setattr(machine.g, function, fault(machine))
+    result, _ = played(machine, f"order/{case_id},lazy=last@1")
+    assert (result.verdict, said in result.detail) == (Verdict.FAIL, True), result.detail
+
+
+@needs_wheel
+def test_memory_is_split_where_a_buffer_has_a_largest_size(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No buffer is larger, and there are more of them."""
+    sizes: list[int] = []
+    alloc = machine.buffers.alloc
+
+    def seen(device: str, buft: int, size: int) -> int:
+        sizes.append(size)
+        return alloc(device, buft, size)
+
+    monkeypatch.setattr(machine.buffers, "alloc", seen)
+    case_id = f"order/sched-n=16x32,reserve=32,largest={order.LARGEST},lazy=last@1"
+    result, _ = played(machine, case_id)
+    assert result.verdict is Verdict.PASS, result.detail
+    split = sizes.copy()
+    sizes.clear()
+    played(machine, "order/sched-n=16x32,reserve=32,lazy=last@1")
+    assert max(split) == order.LARGEST < max(sizes)
+    assert len(split) > len(sizes)
+
+
 # failures on request
 
 
@@ -466,6 +530,8 @@ def test_an_exception_in_a_callback_is_kept() -> None:
         ("order/sched-x=1@1", "key 'x' is unknown"),
         ("order/sched-fail=drop:9@1", "fail: drop with the program rpc only expected"),
         ("order/sched-threads=9@1", "threads: 1 to 4 expected, 9 found"),
+        ("order/sched-largest=64@1", "largest: 0 or at least 8192 bytes expected, 64 found"),
+        ("order/sched-pin=1@1", "pin: reserve of at least each batch expected, 1 found"),
         ("order/sched-optimize=3@1", "optimize: 0, 1 or 2 expected, 3 found"),
         ("order/sched-do=loads@1", "do: a model's scenario with one part expected, 'loads' found"),
         ("order/llama-do=state-process@1", "do: a model's scenario with one part expected"),

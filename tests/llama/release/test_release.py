@@ -27,7 +27,7 @@ from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import MissingCause, Result, Verdict
 from conformance.judge.worse import Seen, worse
-from conformance.llama.live import audit
+from conformance.llama.live import audit, order
 from conformance.llama.release import counts as counting
 from conformance.llama.release.bisect import bisect, on
 from conformance.llama.release.cases import Cases, Sweep
@@ -52,6 +52,7 @@ from conformance.testrun import Against, TestRun
 NEW, OLD = Spec("ggml", (("lib", "/new"),)), Spec("ggml", (("lib", "/old"),))
 CPU = Target("CPU", NEW, OLD)
 REPACK = "CPU buffer=CPU_REPACK"
+GUARD = "CPU guard=on threads=32"
 VERDICTS = st.sampled_from([Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.CRASH])
 
 
@@ -266,19 +267,19 @@ def test_a_fault_under_a_software_driver_may_be_the_drivers() -> None:
 
 
 def test_targets_are_the_devices_that_both_builds_have() -> None:
-    """A CPU is tested with more threads and with its own kernels for weights; a device of one build has no base."""
+    """A CPU is tested with more threads, guards and its own kernels for weights; a device of one build has no base."""
     here = _build(
         "new", _device("CPU", "CPU", "CPU", "CPU_REPACK"), _device("BLAS", "ACCEL"), _device("Vulkan0", "GPU")
     )
     found = {t.name: t for t in targets(here, _build("old", _device("CPU", "CPU", "CPU")))}
-    assert list(found) == ["CPU", "CPU threads=8", REPACK, f"{REPACK} threads=8", "BLAS", "Vulkan0"]
-    assert [n for n, t in found.items() if t.base] == ["CPU", "CPU threads=8"]
+    assert list(found) == ["CPU", "CPU threads=8", GUARD, REPACK, f"{REPACK} threads=8", "BLAS", "Vulkan0"]
+    assert [n for n, t in found.items() if t.base] == ["CPU", "CPU threads=8", GUARD]
     assert str(found["BLAS"].build) == "ggml?lib=new&device=BLAS&mode=sched"
     assert [t.name for t in targets(here, None, ["cpu t"])] == ["CPU threads=8"]
     several = replace(here, devices=here.devices[:1], variants=("haswell", "zen4"), server=True, meta=True)
     runs = {t.name: " ".join(sorted(t.runs)) for t in targets(several, None)}
     assert runs == {
-        "CPU": "models ops trajectories", "CPU threads=8": "ops",
+        "CPU": "models ops trajectories", "CPU threads=8": "ops", GUARD: "ops",
         REPACK: "ops trajectories", f"{REPACK} threads=8": "ops",
         "CPU+CPU": "models", "RPC0": "models ops trajectories", "CPU variant=haswell": "ops", "CPU variant=zen4": "ops",
     }  # fmt: skip
@@ -291,13 +292,23 @@ def test_every_case_of_a_level_is_planned_once() -> None:
     work = plan([CPU], "standard", models=False)
     ids = [i for w in work for i in w.left]
     assert len(ids) == len(set(ids))
-    assert [w.stage for w in work] == ["ops at smoke", "order", "trajectories at smoke", "audit",
+    assert [w.stage for w in work] == ["ops at smoke", "order", "functions", "trajectories at smoke", "audit",
                                        "ops at standard", "trajectories at standard"]  # fmt: skip
     kernels = replace(CPU, name="CPU threads=8", runs=KERNELS)
     assert [w.stage for w in plan([kernels], "smoke", models=False)] == ["ops at smoke"]
     with_models = plan([CPU], "smoke", models=True)
-    assert [w.stage for w in with_models] == ["ops at smoke", "order", "memory", "trajectories at smoke",
+    assert [w.stage for w in with_models] == ["ops at smoke", "order", "functions", "memory", "trajectories at smoke",
                                               "audit", "arch"]  # fmt: skip
+
+
+def test_the_scheduler_is_tested_at_the_level_asked_for() -> None:
+    """Of level standard all its cases run early; memory is measured on the CPU twice behind a meta device, too."""
+    meta = replace(CPU, name="CPU+CPU", runs=frozenset({"models"}))
+    work = {(w.target.name, w.stage): w.left for w in plan([CPU, meta], "standard", models=True)}
+    assert work["CPU", "order"] == list(order.FAMILY.ids("standard"))
+    assert "order/sched-refuse=RMS_NORM,host=1,side=1,lazy=last@1" in work["CPU", "order"]
+    assert work["CPU+CPU", "memory"] == work["CPU", "memory"]
+    assert list(work).index(("CPU", "order")) < list(work).index(("CPU", "ops at standard"))
 
 
 def test_changed_code_comes_first() -> None:

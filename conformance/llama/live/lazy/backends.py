@@ -16,6 +16,8 @@ from .native import P, content, host, move, struct, text_at
 from .run import Run
 from .timeline import Access, Moment, Op, Queue, Race, Stamp
 
+TRANSFERS = ("set_tensor_async", "get_tensor_async", "set_tensor_2d_async", "get_tensor_2d_async", "cpy_tensor_async")
+"""Functions that a device may lack."""
 SLOW = 0.05
 """Seconds that a slow event takes."""
 
@@ -59,6 +61,9 @@ class Backends:
         queue = self._run.timeline.queue(name, moment)
         kind = struct("ggml_backend", ("guid", P), ("iface", type(self._table)), ("device", P), ("context", P))
         made = kind(text_at("conformance lazy"), self._table, device, None)
+        for function in TRANSFERS if self._run.setting.blocking else ():
+            if hasattr(self._table, function):  # an older interface lacks those of two dimensions
+                setattr(made.iface, function, None)
         self._backends[ctypes.addressof(made)] = _Backend(name, queue, made)
         return ctypes.addressof(made)
 

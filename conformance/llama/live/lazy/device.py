@@ -26,6 +26,8 @@ NAMES = ("LAZY0", "LAZY1", "LAZY2")
 GPU = 1
 """`GGML_BACKEND_DEVICE_TYPE_GPU`; in builds before August 2025 too."""
 DESCRIPTION = "a lazy device"
+UNLIMITED = (1 << 64) - 1
+"""`SIZE_MAX`, the largest size of a buffer type without a limit."""
 
 
 class Machine:
@@ -123,6 +125,7 @@ class _Device:
         types = machine.fill(machine.interface.buffer_type, {
             "get_name": lambda _: text_at(name), "get_alignment": lambda _: ALIGNMENT,
             "alloc_buffer": lambda buft, size: machine.buffers.alloc(name, buft, size),
+            "get_max_size": lambda _: machine.run.setting.largest or UNLIMITED,
         })  # fmt: skip
         kind = struct("ggml_backend_buffer_type", ("iface", type(types)), ("device", P), ("context", P))
         self._buft = kind(types, None, None)

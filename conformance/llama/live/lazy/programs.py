@@ -47,6 +47,10 @@ class ReportedError(ConformanceError):
     """ggml reported a failure, as it must if a device fails."""
 
 
+class BrokenError(ConformanceError):
+    """A function of ggml did not do what its interface says."""
+
+
 @dataclass
 class Caller:
     """A program's backends, and what it allocated."""
@@ -157,7 +161,11 @@ class Decoder:
             caller.set(self.caches[-1], np.zeros((CELLS, WIDTH), np.float32))
 
     def build(self, context: int, at: int, n: int) -> tuple[int, int, int]:
-        """Return the graph of `n` tokens from cell `at` on, its input and its output."""
+        """Return the graph of `n` tokens from cell `at` on, its input and its output.
+
+        `ends` then has the last node of each layer.
+        """
+        self.ends: list[int] = []
         g, op = self.caller.g, self.caller.ops
         graph = g.new_graph_custom(context, NODES, False)
         x = h = g.new_tensor_4d(context, self.caller.library.types["f32"], WIDTH, n, 1, 1)
@@ -173,6 +181,7 @@ class Decoder:
             if self.side:
                 g.build_forward_expand(graph, h)
                 h = op["add"](context, h, op["rms_norm"](context, self.side, 1e-5))
+            self.ends.append(h)
         g.set_output(h)
         g.build_forward_expand(graph, h)
         return graph, x, h
@@ -182,8 +191,8 @@ def sched(caller: Caller, params: Mapping[str, Any]) -> Iterator[F32]:
     """Decode batches without waiting between them; yield their outputs, then the caches.
 
     `n`: tokens of each batch; `copies=4`: as llama.cpp over several devices; `reserve`: tokens of a graph that is
-    reserved first; `again=1`: a batch of the same size computes the same graph again; `side=1`: see `Decoder`;
-    `threads`: so many decoders share the weights, in a thread each.
+    reserved first; `pin=1`: see `Scheduler`; `again=1`: a batch of the same size computes the same graph again;
+    `side=1`: see `Decoder`; `threads`: so many decoders share the weights, in a thread each.
     """
     first = Decoder(caller, side=params["side"])
     if params["threads"] == 1:
@@ -198,19 +207,64 @@ def sched(caller: Caller, params: Mapping[str, Any]) -> Iterator[F32]:
         yield from outputs
 
 
+class Scheduler:
+    """A `ggml_backend_sched` over backends; with `pin` each layer ends on the last of them."""
+
+    def __init__(self, decoder: Decoder, *, copies: int, pin: int) -> None:
+        self._decoder, self._pin = decoder, pin
+        self._caller, self._g = caller, g = decoder.caller, decoder.caller.g
+        backends = (_P * len(caller.backends))(*caller.backends)
+        self.pointer: int = g.backend_sched_new(backends, None, len(backends), NODES, copies > 1, False)
+        caller.owned.callback(g.backend_sched_free, self.pointer)
+        caller.owned.callback(self.wait)  # before anything is freed
+        self._reserved: list[int] = []
+        """Bytes for each backend that suffice for every graph; empty if unknown."""
+
+    def wait(self) -> None:
+        """Wait for all backends."""
+        self._caller.call("backend_sched_synchronize")(self.pointer)
+
+    def reserve(self, graph: int, *, largest: bool) -> None:
+        """Reserve memory for a graph, `largest` if none is larger; ReportedError if there is none."""
+        self._choose()
+        if not self._g.backend_sched_reserve(self.pointer, graph):
+            raise ReportedError("ggml_backend_sched_reserve returned false")
+        self._reserved = self._sizes() if largest else []
+
+    def alloc(self, graph: int) -> None:
+        """Allocate a graph; BrokenError if more memory is taken than for the largest one."""
+        self._g.backend_sched_reset(self.pointer)
+        self._choose()
+        if not self._g.backend_sched_alloc_graph(self.pointer, graph):
+            raise ReportedError("ggml_backend_sched_alloc_graph returned false")
+        if self._reserved and self._sizes() != self._reserved:
+            raise BrokenError(
+                f"ggml_backend_sched_reserve: {self._reserved} bytes reserved for the largest graph, {self._sizes()} "
+                "taken by another: no allocation expected"
+            )
+
+    def owner(self, node: int) -> int:
+        """Return the backend of a node; BrokenError if it is not the chosen one."""
+        found: int = self._g.backend_sched_get_tensor_backend(self.pointer, node)
+        if self._pin and node in self._decoder.ends and found != self._caller.backends[-1]:
+            raise BrokenError("ggml_backend_sched_set_tensor_backend: a layer's end is not on the CPU")
+        return found
+
+    def _choose(self) -> None:
+        for node in self._decoder.ends if self._pin else ():
+            choose = self._caller.call("backend_sched_set_tensor_backend")
+            choose(self.pointer, node, self._caller.backends[-1])
+
+    def _sizes(self) -> list[int]:
+        return [self._g.backend_sched_get_buffer_size(self.pointer, b) for b in self._caller.backends]
+
+
 def _decode(decoder: Decoder, params: Mapping[str, Any]) -> Iterator[F32]:
-    caller, g = decoder.caller, decoder.caller.g
-    backends = (_P * len(caller.backends))(*caller.backends)
-    pointer = g.backend_sched_new(backends, None, len(backends), NODES, params["copies"] > 1, False)
-    caller.owned.callback(g.backend_sched_free, pointer)
-    compute, wait = caller.call("backend_sched_graph_compute_async"), caller.call("backend_sched_synchronize")
-    caller.owned.callback(wait, pointer)  # before anything is freed
-    if params["reserve"]:
+    caller = decoder.caller
+    scheduler = Scheduler(decoder, copies=params["copies"], pin=params["pin"])
+    if n := params["reserve"]:
         with caller.context(NODES, graph=True) as context:
-            if not g.backend_sched_reserve(
-                pointer, decoder.build(context, CELLS - params["reserve"], params["reserve"])[0]
-            ):
-                raise ReportedError("ggml_backend_sched_reserve returned false")
+            scheduler.reserve(decoder.build(context, CELLS - n, n)[0], largest=n >= max(params["n"]))
     outputs: list[F32] = []
     at = 0
     with ExitStack() as stack:
@@ -218,19 +272,18 @@ def _decode(decoder: Decoder, params: Mapping[str, Any]) -> Iterator[F32]:
             stack.close()
             context = stack.enter_context(caller.context(NODES, graph=True))
             graph, x, h = decoder.build(context, at, n)
-            g.backend_sched_reset(pointer)
-            if not g.backend_sched_alloc_graph(pointer, graph):
-                raise ReportedError("ggml_backend_sched_alloc_graph returned false")
+            scheduler.alloc(graph)
             for turn in range(1 + params["again"]):
                 if turn:
-                    wait(pointer)  # as llama.cpp before it reuses a graph
+                    scheduler.wait()  # as llama.cpp before it reuses a graph
                 caller.set(x, caller.values(n, WIDTH))
-                _must(compute(pointer, graph), "ggml_backend_sched_graph_compute_async")
+                compute = caller.call("backend_sched_graph_compute_async")
+                _must(compute(scheduler.pointer, graph), "ggml_backend_sched_graph_compute_async")
                 outputs.append(np.zeros((n, WIDTH), np.float32))
-                owner = g.backend_sched_get_tensor_backend(pointer, h)
-                caller.call("backend_tensor_get_async")(owner, h, address(outputs[-1]), 0, outputs[-1].nbytes)
+                get = caller.call("backend_tensor_get_async")
+                get(scheduler.owner(h), h, address(outputs[-1]), 0, outputs[-1].nbytes)
             at += n
-        wait(pointer)
+        scheduler.wait()
     yield from outputs
     yield from (caller.get(cache, CELLS, WIDTH) for cache in decoder.caches)
 

@@ -52,6 +52,10 @@ class Setting:
     """Run the last graph of a `ggml_cgraph.uid` again, as CUDA and RPC do."""
     shared: bool = False
     """Read and write the host's memory, too, as devices do that share it."""
+    blocking: bool = False
+    """Have no functions for asynchronous transfers: ggml waits, and calls those of the buffer."""
+    largest: int = 0
+    """`ggml_backend_buft_get_max_size` in bytes; 0 for no limit."""
     optimize: int = 0
     """0, `SORTS` or `ASKS`."""
     fail: Fail = Fail()

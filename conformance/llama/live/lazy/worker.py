@@ -29,7 +29,7 @@ from conformance.process.service import Frame, Service, failure
 
 from . import programs
 from .device import NAMES, Machine
-from .programs import F32, PROGRAMS, RPC, Caller, ReportedError, in_turn
+from .programs import F32, PROGRAMS, RPC, BrokenError, Caller, ReportedError, in_turn
 from .run import DROP, Fail, Setting
 
 COUNTED = (
@@ -53,7 +53,9 @@ def play(
         if not setting.fail.what:
             raise
         actual, reported = [], str(e)
-    races, calls, failures = machine.check(), dict(machine.run.calls), machine.run.failures
+    except BrokenError as e:
+        return {"wrong": str(e), "races": [], "reported": "", "failures": 0, "calls": _counted(machine)}
+    races, calls, failures = machine.check(), _counted(machine), machine.run.failures
     if machine.alive:
         return {"failed": f"{machine.alive} backends, buffers and events of the device were not freed"}
     if reported:
@@ -67,8 +69,12 @@ def play(
         "races": [str(race) for race in races],
         "reported": reported,
         "failures": failures,
-        "calls": {name: calls[name] for name in COUNTED if name in calls},
+        "calls": calls,
     }
+
+
+def _counted(machine: Machine) -> dict[str, int]:
+    return {name: machine.run.calls[name] for name in COUNTED if name in machine.run.calls}
 
 
 def run(
