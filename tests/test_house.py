@@ -42,7 +42,7 @@ ADAPTER = ("conformance.ggml", "conformance.case", "conformance.backend")
 """What an adapter imports of ours."""
 
 NEIGHBOURS = {
-    "conformance.llama": 284,
+    "conformance.llama": 283,
     "backends.openvino": 76,
 }
 """A part outside the core -> how many names of the core it imports, which a stranger has to know; it only falls."""

@@ -12,7 +12,7 @@ from conformance.ggml.errors import BackendTimeoutError, ConformanceError, Graph
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, is_contiguous, new_tensor
-from conformance.ggml.types import F32, I32
+from conformance.ggml.types import F32, TYPES
 from conformance.suite.batch import isolated_nodes
 
 T = TypeVar("T")
@@ -147,7 +147,7 @@ def _rows(w: Tensor, *ne: int) -> Tensor:
 
 
 def _ids(*ne: int) -> Tensor:
-    return new_tensor(I32, *ne, name="ids")
+    return new_tensor(TYPES["i32"], *ne, name="ids")
 
 
 MADE_UP: dict[str, Callable[[Tensor, int], Tensor]] = {

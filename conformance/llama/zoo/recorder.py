@@ -26,7 +26,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import EVAL_CALLBACK, USAGE_COMPUTE, USAGE_WEIGHTS
 from conformance.ggml.lib.llama import Llama
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, Bytes, Tensor, computes, nbytes, pack
-from conformance.ggml.types import BF16, F16, F32
+from conformance.ggml.types import F32, TYPES
 
 
 @dataclass(eq=False, slots=True)
@@ -180,7 +180,7 @@ def references(model: Path, weights: Mapping[Tensor, Bytes]) -> dict[Tensor, Ref
 
 ROUTERS = frozenset({"ARGSORT", "TOP_K"})
 """Ops that choose experts."""
-_FLOATS = (F32, F16, BF16)
+_FLOATS = (F32, TYPES["f16"], TYPES["bf16"])
 
 
 class Watch:
@@ -256,7 +256,7 @@ class Watch:
     def _numbers(self, pointer: int) -> NDArray[np.float64]:
         t = self._library.leaf(pointer)
         packed = pack(self._library.get(pointer, nbytes(t)), t, 0)
-        if t.type is BF16:
+        if t.type is TYPES["bf16"]:
             return (packed.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(t.shape).astype(np.float64)
         if t.type.dtype is None:
             return np.zeros(t.shape)
