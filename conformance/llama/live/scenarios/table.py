@@ -120,7 +120,7 @@ _ROWS = (
              partial(positions.causal, unified=False)),
     Scenario("causal-off-unified", "spans that are not causal (one stream)", _DECODER[::2],
              partial(positions.causal, unified=True)),
-    Scenario("cells", "each cell of a context is filled", _CACHE[::2], positions.cells),
+    Scenario("cells", "each cell of a context is filled", _CACHE, positions.cells),
     Scenario("seqs-most", "as many sequences as llama.cpp allows", _DECODER, positions.sequences),
     # contexts
     Scenario("contexts-2", "2 contexts on one model decode in turn", _ALL, contexts.two),
