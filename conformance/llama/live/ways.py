@@ -77,6 +77,19 @@ def family(name: str, description: str, ways: Sequence[str], service: str) -> Li
     return LiveFamily(name, description, ids, build, player=partial(Player, service))
 
 
+def bound(library: Library, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:  # noqa: ANN401  # ctypes' own
+    """Return a function of the library with its types.
+
+    UnavailableError if the library does not export it.
+    """
+    function: Any = library.function(name)
+    if function is None:
+        raise UnavailableError(f"this ggml exports no {name}")
+    function.restype, function.argtypes = result, arguments
+    found: Callable[..., Any] = function
+    return found
+
+
 def reply(play: Callable[[], object]) -> dict[str, Any]:
     """Return the reply of a way, which raises Mismatch, or UnavailableError."""
     try:

@@ -20,7 +20,7 @@ from conformance.ggml.lib.library import Library
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor
 from conformance.ggml.types import GGMLType
-from conformance.llama.live.ways import Mismatch
+from conformance.llama.live.ways import Mismatch, bound
 from conformance.run.session.spread import spread
 from conformance.suite import ops
 from conformance.suite.ops.bench import Bench, parse
@@ -133,21 +133,21 @@ class Nodes:
 
     def call(self, call: Call) -> None:
         """Call the library as the builder was called; UnavailableError if it cannot."""
-        function = self._library.function(f"ggml_{call.name}")
         kinds = (CONSTRUCTORS | SETTERS)[call.name]
-        if function is None:
-            raise UnavailableError(f"this ggml exports no ggml_{call.name}")
+        types = [KINDS[k] for k in kinds]
+        name = f"ggml_{call.name}"
+        if call.name in SETTERS:
+            function = bound(self._library, name, None, *types)
+        else:
+            function = bound(self._library, name, ctypes.c_void_p, ctypes.c_void_p, *types)
         if call.result is not None and (reason := refusal(self._library, call.result)):
             raise UnavailableError(reason)
         if call.result is not None and (reason := self._library.too_old(call.result)):
             raise UnavailableError(reason)
         values = [self._argument(k, v) for k, v in zip(kinds, call.arguments, strict=True)]
-        types = [KINDS[k] for k in kinds]
         if call.name in SETTERS:
-            function.restype, function.argtypes = None, types
             function(*values)
             return
-        function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *types]
         assert call.result is not None
         self._at[call.result] = function(self._context.pointer, *values)
         self._made.append(call)

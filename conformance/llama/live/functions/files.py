@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.layout import GgufInitParams, InitParams, Signatures
 from conformance.ggml.lib.library import Library
 from conformance.ggml.types import TYPES
-from conformance.llama.live.ways import Mismatch
+from conformance.llama.live.ways import Mismatch, bound
 
 GGUF = "gguf-"
 _P, _S, _I64, _Z, _B, _I = (
@@ -185,12 +184,8 @@ class Gguf:
         self.library, self._folder = library, folder
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = self.library.function(f"gguf_{name}")
-        if function is None:
-            raise UnavailableError(f"this ggml exports no gguf_{name}")
-        function.restype, function.argtypes = FUNCTIONS[name]
-        found: Callable[..., Any] = function
-        return found
+        result, arguments = FUNCTIONS[name]
+        return bound(self.library, f"gguf_{name}", result, *arguments)
 
     def path(self) -> Path:
         """Return the path of the file."""
@@ -281,8 +276,7 @@ def _value(gguf: Gguf, context: int, i: int, raw: bytes) -> object:
 
 def _check_tensors(gguf: Gguf, context: int, file: File, data: int) -> None:
     library = gguf.library
-    get = library.function("ggml_get_tensor")
-    get.restype, get.argtypes = _P, (_P, _S)
+    get = bound(library, "ggml_get_tensor", _P, _P, _S)
     _same("gguf_get_n_tensors", len(file.tensors), gguf.get_n_tensors(context))
     for i, (info, offset) in enumerate(zip(file.tensors, file.offsets(), strict=True)):
         name = info.name.encode()

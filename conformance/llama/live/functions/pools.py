@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.layout import InitParams
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Bytes
-from conformance.llama.live.ways import Mismatch
+from conformance.llama.live.ways import Mismatch, bound
 
 POOL, ALONE = "threads-pool", "threads-alone"
 WAYS = (POOL, ALONE)
@@ -38,7 +38,7 @@ class Graphs:
     def __init__(self, library: Library, seed: int, owned: ExitStack) -> None:
         self._library, self._g = library, library.ggml
         random = np.random.default_rng(seed)
-        ops = {name: _bound(library, name, *arguments) for name, arguments in _OPS.items()}
+        ops = {name: bound(library, f"ggml_{name}", _P, *arguments) for name, arguments in _OPS.items()}
         nodes = 4 * max(LENGTHS)
         size = 2 * (2 * nodes * library.layout.overhead + self._g.graph_overhead_custom(nodes, False))
         context = self._g.init(InitParams(size, None, True))
@@ -71,15 +71,6 @@ class Graphs:
         if status := self._g.backend_graph_compute(backend, graph):
             raise Mismatch(f"ggml_backend_graph_compute returned {status}")
         return self._library.get(h, size)
-
-
-def _bound(library: Library, name: str, *arguments: Any) -> Callable[..., Any]:  # noqa: ANN401  # ctypes' own
-    function: Any = library.function(f"ggml_{name}")
-    if function is None:
-        raise UnavailableError(f"this ggml exports no ggml_{name}")
-    function.restype, function.argtypes = _P, arguments
-    found: Callable[..., Any] = function
-    return found
 
 
 @contextmanager

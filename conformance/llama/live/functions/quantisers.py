@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from conformance.ggml.lib.library import Library
 from conformance.ggml.quants import from_float, to_float
 from conformance.ggml.quants.write import WRITE
 from conformance.ggml.types import TYPES, GGMLType
-from conformance.llama.live.ways import Mismatch
+from conformance.llama.live.ways import Mismatch, bound
 
 QUANTIZE = "quantize-"
 NMSE: Mapping[str, float] = {
@@ -72,8 +71,9 @@ class Quantiser:
         if reason := library.lacks(type_):
             raise UnavailableError(reason)
         self.type, self._id = type_, library.types[type_.name]
-        self._quantize = _function(library, "quantize_chunk", ctypes.c_size_t, ctypes.c_int, _P, _P, *(_I64,) * 3, _P)
-        self._requires = _function(library, "quantize_requires_imatrix", ctypes.c_bool, ctypes.c_int)
+        kinds = ctypes.c_int, _P, _P, *(_I64,) * 3, _P
+        self._quantize = bound(library, "ggml_quantize_chunk", ctypes.c_size_t, *kinds)
+        self._requires = bound(library, "ggml_quantize_requires_imatrix", ctypes.c_bool, ctypes.c_int)
         self.row = WIDTH // type_.blck_size * type_.type_size
         """Bytes of a row."""
 
@@ -97,15 +97,6 @@ class Quantiser:
         if (room[-GUARD:] != before).any():
             raise Mismatch(f"{what}: bytes behind the last row were written")
         return to_float(self.type, room[:-GUARD].reshape(ROWS, -1, self.type.type_size)).reshape(ROWS, WIDTH)
-
-
-def _function(library: Library, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:  # noqa: ANN401  # ctypes
-    function: Any = library.function(f"ggml_{name}")
-    if function is None:
-        raise UnavailableError(f"this ggml exports no ggml_{name}")
-    function.restype, function.argtypes = result, arguments
-    found: Callable[..., Any] = function
-    return found
 
 
 def play(library: Library, way: str, seed: int) -> None:
