@@ -83,7 +83,7 @@ def test_a_side_that_does_not_open_is_said(jobs: int, gone: str) -> None:
 
 
 def test_a_case_without_the_base_does_not_count_at_the_end() -> None:
-    """What ran on one side alone when the time was over has no result, since it would look new."""
+    """A case that only one side ran before the deadline gets no result: its failure would look new."""
     run = _run(CPU, FAULTY, HANGS, *RIGHT, jobs=2)
     played = _played(run, CPU, HANGS, *RIGHT, deadline=Deadline.after(4.0))
     assert HANGS not in {r.case for r in played} or HANGS in _verdicts(run)[1]

@@ -81,7 +81,7 @@ def test_nearly_every_constructor_is_called() -> None:
 
 
 def _spoilt(change: Callable[[Library, Any], None]) -> Callable[[Library, Function], Function]:
-    """Of a constructor: changes the node that it made."""
+    """Return a fault of a constructor that changes the node it made."""
 
     def spoil(library: Library, function: Function) -> Function:
         def call(*arguments: Any) -> Any:  # noqa: ANN401  # as the function
@@ -171,7 +171,7 @@ class Changed:
 
 @needs_wheel
 def test_a_constructor_that_a_library_lacks_is_unsupported(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an older one."""
+    """An older library lacks some; the way says which."""
     own = library.function
     monkeypatch.setattr(library, "function", lambda s: None if s == "ggml_roll" else own(s))
     assert play(library, 0, "new-ROLL", 1) == {"unsupported": "this ggml exports no ggml_roll"}
@@ -185,7 +185,7 @@ def _address(data: np.ndarray[Any, Any]) -> int:
 
 
 def _leaves_a_byte(quantize: Function) -> Function:
-    """As until #19861: a byte of a row is whatever was there."""
+    """Leave a byte of each row as it was, as ggml did before #19861."""
 
     def call(type_: int, x: int, out: int, start: int, *rest: Any) -> Any:  # noqa: ANN401  # C's arguments, as below
         byte = (ctypes.c_uint8 * 1).from_address(out + 2)
@@ -378,7 +378,7 @@ def test_a_thread_that_misses_its_rows_is_found(library: Library, way: str, monk
 
 @needs_wheel
 def test_a_library_without_pools_is_unsupported(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As older ones."""
+    """An older library has no thread pools; the way is UNSUPPORTED and says so."""
     own = library.device_function
     monkeypatch.setattr(
         library, "device_function", lambda d, n, *a: None if n == "ggml_threadpool_new" else own(d, n, *a)

@@ -411,7 +411,7 @@ def test_a_past_fault_of_the_scheduler_is_found(
     said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As ggml did it once, and only then."""
+    """The case passes, and fails once ggml behaves as it did before the fix."""
     result, _ = played(machine, f"order/{case_id},lazy=last@1")
     assert result.verdict is Verdict.PASS, result.detail
     monkeypatch.setattr(machine.g, function, fault(machine))

@@ -302,7 +302,7 @@ def test_every_case_of_a_level_is_planned_once() -> None:
 
 
 def test_the_scheduler_is_tested_at_the_level_asked_for() -> None:
-    """Of level standard all its cases run early; memory is measured on the CPU twice behind a meta device, too."""
+    """All cases of `order` at level standard run early, and memory is also measured on `CPU+CPU`."""
     meta = replace(CPU, name="CPU+CPU", runs=frozenset({"models"}))
     work = {(w.target.name, w.stage): w.left for w in plan([CPU, meta], "standard", models=True)}
     assert work["CPU", "order"] == list(order.FAMILY.ids("standard"))
