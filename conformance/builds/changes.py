@@ -80,6 +80,7 @@ def changes(
         "numbers of ops": list(found.ops),
         "numbers of types": list(found.types),
         "structs": _names(found.structs),
+        "declarations in headers": _names(found.declared),
         "GGUF keys": _names(found.keys),
         "architectures": _names(Named.of(*known)) if all(architectures) else [],
     }

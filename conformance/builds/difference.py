@@ -10,6 +10,7 @@ from pathlib import Path
 from conformance.ggml.errors import UnavailableError
 
 from .contents import Contents, contents_of, differing
+from .headers import declarations
 from .source import libraries
 
 MOST = 0.5
@@ -67,6 +68,8 @@ class Difference:
     types: Sequence[str] = ()
     """Sentences about the numbers of types."""
     structs: Named = field(default_factory=Named)
+    declared: Named = field(default_factory=Named)
+    """Functions, structs and enums of installed headers, if both builds have them."""
     keys: Named = field(default_factory=Named)
     """GGUF keys."""
     compilers: tuple[Sequence[str], Sequence[str]] = ((), ())
@@ -108,6 +111,7 @@ def difference(new: Path, old: Path) -> Difference:
         UnavailableError: a build has no library in ELF format for x86-64 or aarch64.
     """
     before, after = _read(old), _read(new)
+    headers = [declarations(p) for p in (old, new)]
     variants = [v for v in after if v in before]
     merged = [_merged(side[v] for v in variants) for side in (before, after)]
     a, b = merged
@@ -129,6 +133,7 @@ def difference(new: Path, old: Path) -> Difference:
         ops=list(_numbers(*({n: i for i, n in enumerate(s.ops)} for s in merged))),
         types=list(_numbers(a.types, b.types)),
         structs=Named.of(*({k: "; ".join(v) for k, v in s.structs.items()} for s in merged)),
+        declared=Named.of(*headers) if all(headers) else Named(),
         keys=Named.of(*(dict.fromkeys(s.keys, "") for s in merged)),
         compilers=(a.compilers, b.compilers),
         nameless=len(set(b.nameless) - set(a.nameless)),

@@ -140,6 +140,36 @@ def test_structs_are_read_from_debugging_information(tmp_path: Path) -> None:
     assert found.structs.changed == ["ggml_tensor"]
 
 
+def test_installed_headers_are_compared(tmp_path: Path) -> None:
+    """Parameters, fields and values of enums count; comments, macros and line breaks do not. One side is not enough."""
+    header = """
+    #define GGML_ROWS(a) \\
+        struct not_this { int a; };
+    enum ggml_order { GGML_FIRST, GGML_SECOND };
+    struct ggml_pair { int a; /* one */ struct { int x; } b; };
+    GGML_API float ggml_one(struct ggml_pair * p, int n);
+    DEPRECATED(GGML_API float ggml_two(int n), "use ggml_one");
+    """
+    edits = [
+        ("GGML_FIRST, ", "GGML_FIRST, GGML_NEW, "),
+        ("int a; /* one */", "int a; /* another */ int c;"),
+        ("ggml_two(int n)", "ggml_two(int n, int m)"),
+        ("ggml_one(struct", "ggml_one(  // rows\n struct"),
+    ]
+    for name in ("a", "b", "c"):
+        built(tmp_path / name / "lib")
+    for name, texts in (("a", []), ("b", edits)):
+        folder = tmp_path / name / "include"
+        folder.mkdir()
+        text = header
+        for old, new in texts:
+            text = text.replace(old, new)
+        (folder / "ggml.h").write_text(text)
+    a, b, c = (tmp_path / name / "lib" for name in "abc")
+    assert difference(b, a).declared.changed == ["enum ggml_order", "ggml_two()", "struct ggml_pair"]
+    assert not difference(c, a).declared
+
+
 def test_shaders_and_sources_are_compared(tmp_path: Path) -> None:
     """A module's code counts, its compiler's version does not; of two kernels in a text only the edited one differs."""
     other = VALUES["KERNELS"].replace("*= x[0]", "*= 3")
@@ -211,7 +241,7 @@ def test_at_most_forty_lines() -> None:
 def difference_of(names: list[str]) -> Difference:
     """A difference in which all of these differ, in each kind and in the interface."""
     each = Named(names, names, names, len(names))
-    return Difference(each, each, each, each, each, names, names, each, each, (["a"], ["b"]), 3)
+    return Difference(each, each, each, each, each, names, names, each, each, each, (["a"], ["b"]), 3)
 
 
 def test_the_command_prints_it(tmp_path: Path) -> None:
