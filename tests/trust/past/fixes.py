@@ -42,6 +42,7 @@ REASONS = {
     "build": "it changes how ggml is built, or what it logs",
     "speed": "it changes the speed alone",
     "feature": "it adds what no build claimed before",
+    "effect": "its code does not run, or both builds behave alike, on x86-64 Linux without a GPU",
     "reverted": "it was itself reverted within days",
 }
 """Why a fix of these parts cannot show."""
