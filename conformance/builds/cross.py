@@ -48,7 +48,7 @@ def compiled(tree: Path, isa: Isa) -> Path:
     tools = folder / "tools"
     tools.mkdir(parents=True, exist_ok=True)
     zig = _zig()
-    target = f"-target {isa.machine}-linux-gnu -mcpu={isa.target}"
+    target = f"-target {isa.triplet} -mcpu={isa.target}"
     for tool, options in (("cc", target), ("c++", target), ("ar", ""), ("ranlib", "")):
         (tools / tool).write_text(_WRAPPER.format(zig=shlex.quote(str(zig)), tool=tool, options=options), "utf-8")
         (tools / tool).chmod(0o755)

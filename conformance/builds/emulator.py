@@ -22,16 +22,17 @@ from conformance.process import call
 from .archive import cache, fresh_folder, settle
 from .isa import ISAS, Isa, host, known
 
-SUITE = "trixie"
-"""The first release of Debian with riscv64."""
+QEMU = "trixie"
+"""Release of Debian with the emulator."""
 MIRROR = "CONFORMANCE_DEBIAN"
 """Variable with the address of a Debian mirror, for a system whose own apt names none."""
 TIME_LIMIT = 1800.0
 """Time limit in seconds of a command of apt or dpkg."""
 PACKAGES = ("python3-msgspec", "python3-numpy", "python3-psutil", "libgomp1", "libstdc++6")
 """Packages that a worker needs; apt adds their dependencies."""
-_DEBIAN = {"x86_64": "amd64", "aarch64": "arm64", "riscv64": "riscv64"}
+_DEBIAN = {"x86_64": "amd64", **{i.machine: i.debian for i in ISAS.values()}}
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_MACHINES = sorted({i.machine for i in ISAS.values()})
 PURE = ("gguf", "tqdm", "yaml")
 """Packages without machine code, which a worker imports from this Python."""
 _DROPPED = ("PYTHON", "LD_")
@@ -55,8 +56,9 @@ def start(isa: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 def folders(isa: str) -> tuple[Path, Path]:
     """Return where qemu and the files for `isa` are, once they are unpacked."""
-    content = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:8]
-    return _home() / f"{SUITE}-qemu", _home() / f"{SUITE}-{known(isa).debian}-{content}"
+    of = known(isa)
+    programs, packages = (hashlib.sha256(" ".join(names).encode()).hexdigest()[:8] for names in (_MACHINES, PACKAGES))
+    return _home() / f"{QEMU}-qemu-{programs}", _home() / f"{of.suite}-{of.debian}-{packages}"
 
 
 def _home() -> Path:
@@ -67,14 +69,14 @@ def _words(isa: Isa) -> list[str]:
     """Return the command that is the Python of `isa`; set it up if needed."""
     qemu, root = folders(isa.name)
     if not qemu.is_dir():
-        with _unpacked(_DEBIAN.get(host(), host()), "qemu-user") as made:
+        with _unpacked(QEMU, _DEBIAN.get(host(), host()), "qemu-user") as made:
             kept = made.with_name("kept")
             kept.mkdir()
-            for name in {i.machine for i in ISAS.values()}:
+            for name in _MACHINES:
                 (made / "usr" / "bin" / f"qemu-{name}").rename(kept / f"qemu-{name}")
             settle(kept, qemu)
     if not root.is_dir():
-        with _unpacked(isa.debian, *PACKAGES) as made:
+        with _unpacked(isa.suite, isa.debian, *PACKAGES) as made:
             if not (made / "lib").exists():
                 (made / "lib").symlink_to("usr/lib")
             settle(made, root)
@@ -83,7 +85,7 @@ def _words(isa: Isa) -> list[str]:
 
 def _environment(isa: Isa, env: Mapping[str, str]) -> dict[str, str]:
     _, root = folders(isa.name)
-    libraries = f"/usr/lib/{isa.machine}-linux-gnu"  # qemu looks for it in `root`
+    libraries = f"/usr/lib/{isa.triplet}"  # qemu looks for it in `root`
     kept = {k: v for k, v in env.items() if not k.startswith(_DROPPED)}
     return {
         **kept,
@@ -109,7 +111,7 @@ def _pure(folder: Path) -> Path:
 
 
 @contextmanager
-def _unpacked(architecture: str, *packages: str) -> Iterator[Path]:
+def _unpacked(suite: str, architecture: str, *packages: str) -> Iterator[Path]:
     """Unpack Debian packages and their dependencies into a folder that is removed afterwards."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise UnavailableError(
@@ -117,7 +119,7 @@ def _unpacked(architecture: str, *packages: str) -> Iterator[Path]:
             "use Debian or Ubuntu, or a container of one"
         )
     with fresh_folder(_home()) as made:
-        apt, root = _apt(made / "apt", architecture), made / "root"
+        apt, root = _apt(made / "apt", suite, architecture), made / "root"
         _run([*apt, "update"], made)
         _run([*apt, "--yes", "--download-only", "--no-install-recommends", "install", *packages], made)
         root.mkdir()
@@ -126,13 +128,13 @@ def _unpacked(architecture: str, *packages: str) -> Iterator[Path]:
         yield root
 
 
-def _apt(state: Path, architecture: str) -> list[str]:
+def _apt(state: Path, suite: str, architecture: str) -> list[str]:
     """Return a command of apt with its own state and sources, which needs no root."""
     (state / "lists" / "partial").mkdir(parents=True)
     (state / "archives" / "partial").mkdir(parents=True)
     (state / "status").touch()
     signed = f" [signed-by={_KEYRING}]" if _KEYRING.exists() else ""
-    (state / "sources.list").write_text(f"deb{signed} {_mirror(state)} {SUITE} main\n", "utf-8")
+    (state / "sources.list").write_text(f"deb{signed} {_mirror(state)} {suite} main\n", "utf-8")
     options = {
         "APT::Architecture": architecture,
         "APT::Architectures": architecture,

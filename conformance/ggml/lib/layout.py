@@ -200,7 +200,7 @@ _CODE: dict[Any, str] = {_I32: "i", _I64: "q", _Z: "Q", _P: "Q"}
 
 def _packer(kind: type[ctypes.Structure]) -> struct.Struct:
     """Return a packer for the fields `_WRITTEN`; a call per field would be slow."""
-    text, end = "<", 0
+    text, end = "=", 0
     for name, type_, *_ in kind._fields_:
         if name not in _WRITTEN:
             continue

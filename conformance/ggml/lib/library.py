@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformance.ggml.errors import GraphError, UnavailableError, UsageError
+from conformance.ggml.quants.order import swapped
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, f32_bits
 from conformance.ggml.types import F16, F32, GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 
@@ -97,6 +98,10 @@ def old_api(what: str, *lacking: str) -> str:
         f"{what} has the ggml API of before {OLDEST}, as some forks still do: it lacks {DEVICES}{more}; "
         "the device interface is needed"
     )
+
+
+_SWAPS = sys.byteorder == "big"
+"""True if the library has the bytes of a case in the other order."""
 
 
 class Library:
@@ -276,7 +281,7 @@ class Library:
         data = np.empty(size, np.uint8)
         if size:
             self.ggml.backend_tensor_get(pointer, data.__array_interface__["data"][0], 0, size)
-        return data
+        return swapped(data, self.leaf(pointer)) if _SWAPS else data
 
     def mapped(self, pointer: int, size: int) -> Bytes:
         """Return the first `size` bytes of the tensor at an address, read-only and in place.
@@ -284,7 +289,11 @@ class Library:
         They are valid as long as the buffer is; a copy if the host cannot read the buffer.
         """
         c = self.struct(pointer)
-        if not size or not self.ggml.backend_buft_is_host(self.ggml.backend_buffer_get_type(c.buffer)):
+        if (
+            not size
+            or sys.byteorder == "big"
+            or not self.ggml.backend_buft_is_host(self.ggml.backend_buffer_get_type(c.buffer))
+        ):
             return self.get(pointer, size)
         data: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(c.data))
         data.flags.writeable = False
@@ -293,7 +302,7 @@ class Library:
     def set(self, pointer: int, data: Bytes) -> None:
         """Set the first bytes of the tensor at an address."""
         if data.size:
-            data = np.ascontiguousarray(data)
+            data = np.ascontiguousarray(swapped(data, self.leaf(pointer)) if _SWAPS else data)
             self.ggml.backend_tensor_set(pointer, data.__array_interface__["data"][0], 0, data.nbytes)
 
     # devices
