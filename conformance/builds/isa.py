@@ -29,7 +29,7 @@ class Isa:
     target: str
     """Value of the compiler's option `-mcpu`, for kernels that use all of it."""
     suite: str = "trixie"
-    """Release of Debian that has Python and its packages for it; trixie is the first with riscv64."""
+    """Release of Debian that has its packages."""
     compiler: str = ""
     """Name of the architecture in GNU triplets, if it is another than `machine`."""
 
@@ -51,7 +51,7 @@ ISAS = {
         Isa("loongarch64", "loongarch64", "loong64", "max", "la464", "sid"),
     )
 }
-"""By name. Kernels: NEON; dotprod and i8mm; SVE of 256 bits; RVV of 256 bits; VXE2; VSX; LASX."""
+"""By name: NEON; dotprod, i8mm; SVE of 256 bits; RVV of 256 bits; VXE2; VSX; LASX."""
 
 
 def known(name: str) -> Isa:

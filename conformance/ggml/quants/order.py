@@ -21,7 +21,9 @@ _FORMS = BLOCK | {
     types.Q5_1: np.dtype([("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)]),
     types.BF16: np.dtype("<u2"),
 }
-"""The C structs of ggml-common.h; but ggml-quants.c copies the four bytes `qh` of Q5_0 and Q5_1 into a `uint32_t`."""
+"""Type -> its fields for the processor.
+
+Those of ggml-common.h, but ggml-quants.c copies the four bytes `qh` of Q5_0 and Q5_1 into a `uint32_t`."""
 
 
 def swapped(data: Bytes, t: Tensor) -> Bytes:
