@@ -185,6 +185,8 @@ class Executor:
                 self._advance()
                 yield from self._whole()
         finally:
+            for number in self._chunks:
+                self._pool.cancel(number)  # else it would take the next executor's time
             found = {pair: r for pair, r in self._results.items() if r is not None and self._is_whole(*pair)}
             against = self._run.against
             self._run.results += (found if against is None else against.without_bases(found)).values()

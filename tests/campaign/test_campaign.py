@@ -121,6 +121,15 @@ def test_the_time_ends_handing_out() -> None:
     assert set(run.kept) == {(r.backend, r.case) for r in run.results}
 
 
+def test_what_was_handed_out_is_taken_back_at_the_end() -> None:
+    """A chunk that no worker finished in time would take the time of the next executor of the same workers."""
+    pool = SimulatedPool(0)
+    pool.seconds = 0.0
+    _, run = _run(pool, ends=3.0)
+    assert len(run.results) < len(IDS) * len(BACKENDS)
+    assert not pool.running
+
+
 def test_a_device_is_a_resource_of_workers() -> None:
     """A backend on a device goes to workers that offer it; one on the CPU to any."""
     assert device_of(Spec.parse("ggml?device=Vulkan0")) == "Vulkan0"

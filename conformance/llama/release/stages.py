@@ -13,12 +13,6 @@ from conformance.testrun import TestRun
 from .cases import Sweep
 from .target import Target
 
-FIRST_SHARE = 0.75
-"""Share of the cases' time for the first stage; each later stage gets half of the rest.
-
-If kernels take seconds to compile, single ops test more in that time than part of a trajectory, which needs the
-kernels of all its ops."""
-
 
 @dataclass(slots=True)
 class Stages:
@@ -33,7 +27,8 @@ class Stages:
     def run(self, end: float, last: float, has_news: Callable[[], bool]) -> None:
         """Run stages until `end`, or until `last` while `has_news` is false.
 
-        Each stage gets half of the remaining time, and its targets share it by their cases.
+        Each stage gets half of the remaining time, and its targets share it by their cases. So a change that reaches
+        thousands of cases leaves time for other kinds, such as `order`, of which a few cases take seconds.
         """
         specs = [s for w in self.work for s in w.target.specs]
         player = Player(self.it, list(dict.fromkeys(specs)), sum(len(w.target.specs) * len(w.left) for w in self.work))
@@ -48,7 +43,7 @@ class Stages:
                         continue
                     stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
                     for i, works in enumerate(stages):
-                        share = 1.0 if i == len(stages) - 1 else FIRST_SHARE if works[0] is self.work[0] else 0.5
+                        share = 1.0 if i == len(stages) - 1 else 0.5
                         self._stage(works, player, self.it.clock() + share * (end - self.it.clock()), slow)
         finally:
             player.close()

@@ -120,6 +120,11 @@ class SimulatedPool:
         """Forget it."""
         self._tasks.pop(number, None)
 
+    @property
+    def running(self) -> int:
+        """Number of chunks that were started and have not ended."""
+        return len(self._tasks)
+
     def step(self) -> None:
         """One thing happens."""
         self.now += 0.1
