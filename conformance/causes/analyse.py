@@ -17,7 +17,7 @@ from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.ggml.tensor import VIEW_OPS
 from conformance.judge.cause import ALWAYS, Cause
 from conformance.judge.evidence import Fault
-from conformance.judge.message import innermost
+from conformance.judge.message import innermost, masked
 from conformance.judge.verdict import FAILURES, Result, Verdict, counted
 from conformance.process import Deadline
 from conformance.run.isolation.isolate import Isolation, Workers
@@ -252,7 +252,7 @@ def _message_of(result: Result) -> str:
         return innermost(result.error)
     where, signature = result.where, signature_of(result)
     if where is None or signature is None:
-        return "wrong numbers"
+        return masked(result.notes[0]) if is_live(result.case) and result.notes else "wrong numbers"
     finite = "" if result.nmse is None or isfinite(result.nmse) else ", not finite"
     if where.fault is Fault.OUTPUT:
         since = f"in {where.name}" if where.name else f"from {'a later' if where.step else 'the first'} step on"

@@ -44,9 +44,12 @@ def innermost(error: Error) -> str:
     A message without text of its own keeps its line of the source: other lines are other errors.
     """
     text = _innermost(error)
-    if not _TEXTLESS.search(text):
-        text = _SHAPE.sub("#", _NUMBER.sub("#", text))
-    return " ".join(text.split())[:_LONGEST]
+    return " ".join(text.split())[:_LONGEST] if _TEXTLESS.search(text) else masked(text)
+
+
+def masked(text: str) -> str:
+    """Return a message with `#` for numbers and shapes, to compare failures."""
+    return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", text)).split())[:_LONGEST]
 
 
 def without_line(message: str) -> str:
