@@ -95,11 +95,11 @@ COMPONENTS: Mapping[str, Component] = {
     "graph reuse": Component((*_scenarios("sets*", "lora-*", "cvec-*", "sizes", "batch-*"), "relations/reused-*")),
     "adapters": Component(_scenarios("lora-*", "cvec-*")),
     "allocator": Component(("alias/*", "memory/*", *_scenarios("sizes", "larger", "ubatch*", "chunks"))),
-    "scheduler": Component(_scenarios("op-offload", "offload-kqv", "split-*"), {"mode": "sched"}),
+    "scheduler": Component(("order/*", *_scenarios("op-offload", "offload-kqv", "split-*")), {"mode": "sched"}),
     "tensor parallel": Component(_scenarios("split-*"), {"device": "*+*"}),
     "rpc": Component((), {"device": "RPC*"}),
-    "quantisation": Component(),
-    "files": Component(),
+    "quantisation": Component(("functions/quantize-*",)),
+    "files": Component(("functions/gguf-*",)),
     "training": Component(),
     "threads": Component(
         ("relations/threads-*", *_scenarios("threads", "contexts-2", "contexts-threads")), {"threads": "?*"}
