@@ -1,0 +1,196 @@
+"""The service that runs a server of llama.cpp: the program llama-server, or that of the package xllamacpp.
+
+The request `start` (the fields of `Start`) has the reply `{"url": text, "pid": number}`. `alive` has the reply `{}`; if
+the server has ended, the process ends as the server did.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conformance.ggml.errors import ConformanceError, UnavailableError
+from conformance.process.service import Frame, Service, failure
+
+HOST = "127.0.0.1"
+LISTENS = 60.0
+"""Seconds in which a server listens, without the time to load a large model."""
+ENDS = 1.0
+"""Seconds in which a server that closed its connections ends."""
+_PER_GIB = 60.0
+"""Further seconds for each GiB of a model."""
+_SLOTS = 2
+_XLLAMACPP = "xllamacpp"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a server runs."""
+
+    model: str
+    folder: str
+    """Where it saves slots."""
+    program: str = ""
+    """Path of llama-server; "" for the package xllamacpp."""
+    package: str = ""
+    """Folder with another build of that package; "" for the installed one."""
+    libraries: str = ""
+    """Folder with the libraries of the program."""
+    device: str = ""
+    """Name of the device; "" for the CPU."""
+    n_ctx: int = 512
+    """Cells of a slot."""
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `zoo.family.Request` that differ from llama.cpp's defaults."""
+
+
+def words(start: Start, port: int, known: str) -> list[str]:
+    """Return the command line of llama-server; `known` is the text of its help, whose options depend on the build."""
+    c = start.context
+    unified = bool(c.get("unified"))
+    given = {
+        "--model": start.model, "--host": HOST, "--port": str(port), "--parallel": str(_SLOTS),
+        "--ctx-size": str(start.n_ctx * (1 if unified else _SLOTS)), "--threads": "1",
+        "--threads-batch": "1", "--slot-save-path": start.folder, "--cache-type-k": c.get("type_k", "f16"),
+        "--cache-type-v": c.get("type_v", "f16"), "--flash-attn": "on" if c.get("flash_attn", True) else "off",
+        "--ubatch-size": str(c.get("n_ubatch", 512)), "--device": start.device or "none",
+    }  # fmt: skip
+    flags = ["--context-shift", "--slots", "--no-warmup", "--kv-unified" if unified else "--no-kv-unified"]
+    flags += [] if c.get("swa_full", True) is False else ["--swa-full"]
+    out = [start.program]
+    out += [word for option, value in given.items() if option in known for word in (option, value)]
+    return out + [flag for flag in flags if flag in known]
+
+
+def _start_program(start: Start, port: int) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ)
+    if start.libraries:
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(
+            filter(None, (start.libraries, environment.get("LD_LIBRARY_PATH")))
+        )
+    try:
+        helped = subprocess.run(  # noqa: S603  # the program that the user named
+            [start.program, "--help"], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=LISTENS, check=False,
+        )  # fmt: skip
+        known = helped.stdout + helped.stderr
+        if "--slot-save-path" not in known:
+            raise UnavailableError(f"{start.program}: llama-server expected; --help says {known.strip()[:200]!r}")
+        line = words(start, port, known)
+        return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL)  # noqa: S603  # as above
+    except OSError as e:
+        raise UnavailableError(f"{start.program}: cannot be started: {e.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"{start.program}: --help gives no answer within {LISTENS:g} s") from None
+
+
+def _start_package(start: Start, port: int) -> object:
+    """Start the server of xllamacpp in threads of this process."""
+    if start.device not in ("", "CPU"):
+        raise UnavailableError(f"xllamacpp's server takes no device {start.device}; a build with llama-server does")
+    if start.package:
+        sys.path.insert(0, start.package)
+    try:
+        package = importlib.import_module(_XLLAMACPP)
+        params, server = package.CommonParams(), package.Server
+    except (ImportError, AttributeError) as e:
+        where = start.package or _XLLAMACPP
+        raise UnavailableError(f"no server in {where}: {e}; a build with llama-server has one") from None
+    c = start.context
+    types, attention = package.ggml_type, getattr(package, "llama_flash_attn_type", None)
+    of_type = {name.removeprefix("GGML_TYPE_").lower(): getattr(types, name) for name in dir(types)}
+    unified = bool(c.get("unified"))
+    values = {
+        "hostname": HOST, "hostnames": [HOST], "port": port, "n_parallel": _SLOTS,
+        "n_ctx": start.n_ctx * (1 if unified else _SLOTS),
+        "kv_unified": unified, "slot_save_path": f"{start.folder}/", "endpoint_slots": True, "ctx_shift": True,
+        "warmup": False, "n_gpu_layers": 0, "swa_full": c.get("swa_full", True) is not False,
+        "n_ubatch": c.get("n_ubatch", 512), "cache_type_k": of_type[c.get("type_k", "f16")],
+        "cache_type_v": of_type[c.get("type_v", "f16")],
+    }  # fmt: skip
+    if attention is not None:
+        on = "ENABLED" if c.get("flash_attn", True) else "DISABLED"
+        values["flash_attn_type"] = getattr(attention, f"LLAMA_FLASH_ATTN_TYPE_{on}")
+    for name, value in values.items():
+        if hasattr(params, name):
+            setattr(params, name, value)
+    params.model.path = start.model
+    for threads in (params.cpuparams, params.cpuparams_batch):
+        threads.n_threads = 1
+    try:
+        return server(params)
+    except Exception as e:  # noqa: BLE001  # whatever its C++ raises
+        raise UnavailableError(f"xllamacpp's server does not start: {e}") from None
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind((HOST, 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def _wait(url: str, seconds: float, ended: Callable[[], object]) -> None:
+    """Wait until the server has loaded its model; `ended` ends this process if the server has."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended()
+        with suppress(OSError), direct.open(f"{url}/health", timeout=5.0):
+            return
+        time.sleep(0.02)
+    raise UnavailableError(f"its server does not listen at {url} within {seconds:g} s")
+
+
+def _end_as(process: subprocess.Popen[bytes] | None, seconds: float = 0.0) -> None:
+    """End this process as `process` did, if it ends within `seconds`."""
+    code = None
+    with suppress(subprocess.TimeoutExpired):
+        code = process.wait(seconds) if process is not None else None
+    if code is not None:
+        with suppress(OSError, ValueError):
+            os.kill(os.getpid(), -code)
+        os._exit(max(code, 1))
+
+
+def main() -> None:
+    """Answer requests until the parent closes the pipe."""
+    kept: list[Any] = []
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def answer(header: dict[str, Any], _: object) -> Frame:
+        if "alive" in header:
+            _end_as(processes[0] if processes else None, ENDS)
+            return {}, ()
+        start = Start(**header["start"])
+        port = _free_port()
+        url, size = f"http://{HOST}:{port}", Path(start.model).stat().st_size / (1 << 30)
+        try:
+            if start.program:
+                processes.append(_start_program(start, port))
+            else:
+                kept.append(_start_package(start, port))
+            _wait(url, LISTENS + _PER_GIB * size, lambda: _end_as(processes[0] if processes else None))
+        except ConformanceError as e:
+            return failure(e)
+        return {"url": url, "pid": processes[0].pid if processes else os.getpid()}, ()
+
+    Service().serve(answer)
+    for process in processes:
+        process.kill()
+        process.wait()
+    os._exit(0)  # xllamacpp's threads would wait for requests
+
+
+if __name__ == "__main__":
+    main()
