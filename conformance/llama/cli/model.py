@@ -36,6 +36,7 @@ from conformance.llama.model.recording import ModelRecording
 from conformance.llama.server.check import check_server
 from conformance.report.progress import Progress
 from conformance.report.runfile import record, write_json
+from conformance.report.runs import placement_lines
 from conformance.run.isolation.isolate import Isolation
 
 READ = 256
@@ -358,6 +359,9 @@ def _begin(llama: LlamaProcess, recording: ModelRecording) -> dict[str, JSON]:
 def _show(run: ModelRun, llama: LlamaProcess, reference: float | None) -> None:
     """Print the verdict, and the text that the backend generated if it differs."""
     line(f"{run.name}: {run.sentence()}")
+    found = run.result()
+    for text in placement_lines([] if found is None else [found]):
+        line(f"  {text}")
     if run.cause:
         line(f"  {run.cause}")
     if run.flips:

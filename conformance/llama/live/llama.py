@@ -104,6 +104,8 @@ class Process:
         """Store `load`, fields for the module `service`, and `limits` of time."""
         self._service, self._device, self._load, self._limits = service, device, load, limits
         self._worker: Worker | None = None
+        self.placed: dict[str, int] = {}
+        """`DEVICE OP` -> nodes of a graph; empty on the CPU, or if unknown."""
 
     def ask(self, **request: object) -> dict[str, Any]:
         """Send a request and return the reply.
@@ -150,6 +152,7 @@ class Process:
                 self.close()
                 raise UnavailableError(reply["unsupported"])
             self._worker.emulated |= bool(reply.get("emulated"))
+            self.placed = reply.get("placed", {})
             self._worker.deadline = limits.deadline(emulated=self._worker.emulated)
         return self._worker
 

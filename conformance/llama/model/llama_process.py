@@ -162,6 +162,8 @@ class LlamaProcess:
         self.has_words: bool = about["words"]
         """True if the vocabulary has text."""
         self.n_vocab: int = about["n_vocab"]
+        self.placed: dict[str, int] = about["placed"]
+        """`DEVICE OP` -> nodes of a graph; empty on the CPU, or if unknown."""
         self.adds_bos: bool = about["adds_bos"]
         """True if texts begin with a token of their own."""
 

@@ -150,6 +150,7 @@ class Model(DeviceModel):
         return {
             "words": has_words and c.vocab_type(self._vocab) != NO_VOCABULARY,
             "n_vocab": c.vocab_n_tokens(self._vocab),
+            "placed": self.placed(),
             "adds_bos": c.vocab_get_add_bos is not None and bool(c.vocab_get_add_bos(self._vocab)),
         }
 
