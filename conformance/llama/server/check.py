@@ -13,12 +13,10 @@ from conformance.llama.model.llama_process import LlamaProcess, Setting
 from conformance.llama.model.turns import Checking
 
 from . import growth
-from .client import Server
+from .client import LOCAL, Server
 from .judge import Judgement, ServerJudge, in_float64
 from .running import RunningServer, of_text
 from .ways import WAYS
-
-LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def check_server(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,8 +22,10 @@ CANDIDATES = 20
 """Log probabilities per token."""
 TIMEOUT = 600.0
 """Seconds for an answer of the server."""
-IDLE = 30.0
+IDLE = 5.0
 """Seconds in which slots are free after a request was cancelled."""
+LOCAL = ("127.0.0.1", "localhost", "::1")
+"""Hosts that no proxy reaches."""
 
 Candidates = Mapping[int, float]
 """Token -> log probability."""
@@ -109,6 +112,8 @@ class Server:
             raise UsageError(f"--server {url!r}: a URL such as http://127.0.0.1:8080 expected")
         self.root = url.rstrip("/").removesuffix("/v1")
         self.url = f"{self.root}/v1/completions"
+        own = urllib.request.ProxyHandler({}) if urlsplit(url).hostname in LOCAL else urllib.request.ProxyHandler()
+        self._open = urllib.request.build_opener(own).open
         self._words, self._ids, self._ended, self._timeout = words, dict[str, int](), ended, timeout
 
     def complete(self, prompt: Sequence[int], n: int, **more: JSON) -> Answer:
@@ -124,9 +129,9 @@ class Server:
         if found is None or not (found.content or (found.top_logprobs and all(found.top_logprobs))):
             raise UsageError(f"{self.url}: the reply has no log probabilities; llama-server and vLLM give them")
         usage = reply.usage
-        if usage and usage.completion_tokens != len(found.content or found.tokens):
-            return Answer()
         cached = usage.prompt_tokens_details.cached_tokens if usage and usage.prompt_tokens_details else 0
+        if usage and usage.completion_tokens != len(found.content or found.tokens):
+            return Answer(cached=cached)
         if found.content:
             rows = [{t.id: t.logprob for t in (c, *c.top_logprobs)} for c in found.content]
             return Answer([c.id for c in found.content], rows, cached)
@@ -136,15 +141,15 @@ class Server:
         """Ask for a completion, and leave after its first token.
 
         Raises:
-            BackendTimeoutError: its slot still works `IDLE` seconds later.
-            UnavailableError: as `complete`.
+            RefusedError: a slot still works `IDLE` seconds later, or as `complete`.
+            UnavailableError: there is no server.
         """
         asked = self._request("/v1/completions", {**self._completion(prompt, n, **more), "stream": True})
         self._send(asked, lambda response: response.readline())
         begun = time.monotonic()
         while any(slot.is_processing for slot in self.slots()):
             if time.monotonic() - begun > IDLE:
-                raise BackendTimeoutError(f"{self.root}: a slot still works {IDLE:g} s after its request was cancelled")
+                raise RefusedError(f"{self.root}: a slot still works {IDLE:g} s after its request was cancelled")
             time.sleep(0.005)
 
     def slots(self) -> Sequence[Slot]:
@@ -172,13 +177,12 @@ class Server:
 
     def _send(self, asked: urllib.request.Request, read: Callable[[http.client.HTTPResponse], bytes]) -> bytes:
         try:
-            with urllib.request.urlopen(asked, timeout=self._timeout) as response:  # noqa: S310  # checked above
+            with self._open(asked, timeout=self._timeout) as response:
                 return read(response)
         except urllib.error.HTTPError as e:
             said = e.read(400).decode(errors="replace")
             raise RefusedError(f"{asked.full_url}: HTTP {e.code}: {said}") from None
         except TimeoutError:
-            self._ended()
             raise BackendTimeoutError(f"{asked.full_url}: no answer within {self._timeout:g} s") from None
         except (OSError, http.client.HTTPException) as e:
             self._ended()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
@@ -163,7 +164,7 @@ def _context(request: Request) -> dict[str, object]:
 
 
 def _judge(
-    request: Request, on: Device, start: Mapping[str, str], limits: Isolation, opened: ExitStack
+    request: Request, on: Device, start: Mapping[str, Any], limits: Isolation, opened: ExitStack
 ) -> tuple[ServerJudge, RunningServer]:
     """Start a server and its judge; `opened` closes them."""
     model, seconds = Path(request.model), limits.deadline().each

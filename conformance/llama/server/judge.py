@@ -362,7 +362,7 @@ class ServerJudge:
             self.say(f"looking for the first wrong position: {right} to {wrong}")
             prompt = block.asked.prompt[:middle]
             answer = self.server.complete(prompt, 1)
-            is_wrong = self.measured(Asked(prompt, answer.tokens, answer.rows)).excess
+            is_wrong = not answer.rows or self.measured(Asked(prompt, answer.tokens, answer.rows)).excess
             right, wrong = (right, middle) if is_wrong else (middle, wrong)
         return wrong - 1
 

@@ -22,25 +22,25 @@ from conformance.llama.live.llama import Device
 from conformance.process import Deadline, Worker, WorkerDiedError, WorkerTimeoutError
 
 from .client import Server
-from .worker import LISTENS, Start
+from .worker import ENDS, LISTENS, Start, patience
 
 PROGRAMS = ("llama-server", "llama-server.exe")
 WHOLE = "xllamacpp"
 """The package whose library contains a server."""
 
 
-def of_device(device: Device) -> dict[str, str]:
+def of_device(device: Device) -> dict[str, Any]:
     """Return the fields of `Start` that choose the server of a backend.
 
     UnavailableError if its build has none.
     """
     if device.rpc or device.isa:
         raise UnavailableError(f"{device.name}: a server runs on devices of its own build and machine only")
-    name = "" if device.on_cpu else device.device
-    return {**of_build(Path(device.lib)), "device": name} if device.lib else {"device": name}
+    build = of_build(Path(device.lib)) if device.lib else {}
+    return {**build, "device": "" if device.on_cpu else device.device, "threads": 1}
 
 
-def of_build(library: Path) -> dict[str, str]:
+def of_build(library: Path) -> dict[str, Any]:
     """Return the fields of `Start` for the folder or library of a build; UnavailableError if it has no server."""
     folder = library if library.is_dir() else library.parent
     found = program(folder, PROGRAMS)
@@ -51,7 +51,7 @@ def of_build(library: Path) -> dict[str, str]:
     raise UnavailableError(f"{library}: no {PROGRAMS[0]} beside it; llama.cpp's own packages have one")
 
 
-def of_text(text: str) -> dict[str, str]:
+def of_text(text: str) -> dict[str, Any]:
     """Return the fields of `Start` for what a user names: a program, or a build.
 
     UsageError if it is neither, UnavailableError as `of_build`.
@@ -75,11 +75,11 @@ class RunningServer:
         BackendTimeoutError: it does not answer.
     """
 
-    def __init__(self, start: Mapping[str, str], model: Path, words: Callable[[], Sequence[str]], time_limit: float,
+    def __init__(self, start: Mapping[str, Any], model: Path, words: Callable[[], Sequence[str]], time_limit: float,
                  process: Mapping[str, Any] | None = None, n_ctx: int = 512,
                  context: Mapping[str, object] | None = None) -> None:  # fmt: skip
         self._folder = tempfile.mkdtemp(prefix="conformance-slots-")
-        limit = Deadline(each=max(time_limit, 2 * LISTENS))
+        limit = Deadline(each=patience(str(model)) + LISTENS + ENDS)
         self._worker = Worker("conformance.llama.server.worker", deadline=limit, **(process or {}))
         asked = Start(str(model.resolve()), self._folder, n_ctx=n_ctx, context=context or {}, **start)
         try:

@@ -157,7 +157,7 @@ def shifted(asking: Asking) -> list[Asked]:
     shift = Shift(asking.cells - 1 - len(prompt), keep + asking.adds_bos, discard)
     n = shift.before + 1 + TOKENS
     found, _ = asking.ask(prompt, n, id_slot=0, n_keep=keep, n_discard=discard)
-    if found.refused:
+    if found.refused or not found.answer:
         return [found]
     if len(found.answer) < n:
         raise UnavailableError(f"it ends at {asking.cells} cells; --context-shift lets llama-server go on")
@@ -166,8 +166,12 @@ def shifted(asking: Asking) -> list[Asked]:
 
 def cancelled(asking: Asking) -> list[Asked]:
     """Cancel a long request, and fill its slot with another one."""
-    asking.server.cancel(asking.draw(asking.cells // 2, "cancelled"), asking.cells // 2 - 1, id_slot=0)
-    return [asking.ask(asking.draw(asking.many, "prompt"), id_slot=0)[0]]
+    prompt = asking.draw(asking.many, "prompt")
+    try:
+        asking.server.cancel(asking.draw(asking.cells // 2, "cancelled"), asking.cells // 2 - 1, id_slot=0)
+    except RefusedError as e:
+        return [Asked(prompt, refused=str(e))]
+    return [asking.ask(prompt, id_slot=0)[0]]
 
 
 WAYS = {

@@ -27,9 +27,11 @@ LISTENS = 60.0
 """Seconds in which a server listens, without the time to load a large model."""
 ENDS = 1.0
 """Seconds in which a server that closed its connections ends."""
-_PER_GIB = 60.0
+PER_GIB = 60.0
 """Further seconds for each GiB of a model."""
 _SLOTS = 2
+_OPTIONS = {"type_k": "--cache-type-k", "type_v": "--cache-type-v", "n_ubatch": "--ubatch-size"}
+"""Field of a context -> option of llama-server."""
 _XLLAMACPP = "xllamacpp"
 
 
@@ -46,8 +48,10 @@ class Start:
     """Folder with another build of that package; "" for the installed one."""
     libraries: str = ""
     """Folder with the libraries of the program."""
-    device: str = ""
-    """Name of the device; "" for the CPU."""
+    device: str | None = None
+    """Name of the device; "" for the CPU, None for the build's own choice."""
+    threads: int = 0
+    """Number of threads; 0 for the build's own choice."""
     n_ctx: int = 512
     """Cells of a slot."""
     context: Mapping[str, Any] = field(default_factory=dict)
@@ -60,13 +64,14 @@ def words(start: Start, port: int, known: str) -> list[str]:
     unified = bool(c.get("unified"))
     given = {
         "--model": start.model, "--host": HOST, "--port": str(port), "--parallel": str(_SLOTS),
-        "--ctx-size": str(start.n_ctx * (1 if unified else _SLOTS)), "--threads": "1",
-        "--threads-batch": "1", "--slot-save-path": start.folder, "--cache-type-k": c.get("type_k", "f16"),
-        "--cache-type-v": c.get("type_v", "f16"), "--flash-attn": "on" if c.get("flash_attn", True) else "off",
-        "--ubatch-size": str(c.get("n_ubatch", 512)), "--device": start.device or "none",
+        "--ctx-size": str(start.n_ctx * (1 if unified else _SLOTS)), "--slot-save-path": start.folder,
     }  # fmt: skip
+    given |= {option: str(c[name]) for name, option in _OPTIONS.items() if name in c}
+    given |= {"--flash-attn": "on" if c["flash_attn"] else "off"} if "flash_attn" in c else {}
+    given |= {"--threads": str(start.threads), "--threads-batch": str(start.threads)} if start.threads else {}
+    given |= {} if start.device is None else {"--device": start.device or "none"}
     flags = ["--context-shift", "--slots", "--no-warmup", "--kv-unified" if unified else "--no-kv-unified"]
-    flags += [] if c.get("swa_full", True) is False else ["--swa-full"]
+    flags += ["--swa-full"] if c.get("swa_full") else []
     out = [start.program]
     out += [word for option, value in given.items() if option in known for word in (option, value)]
     return out + [flag for flag in flags if flag in known]
@@ -96,7 +101,7 @@ def _start_program(start: Start, port: int) -> subprocess.Popen[bytes]:
 
 def _start_package(start: Start, port: int) -> object:
     """Start the server of xllamacpp in threads of this process."""
-    if start.device not in ("", "CPU"):
+    if start.device:
         raise UnavailableError(f"xllamacpp's server takes no device {start.device}; a build with llama-server does")
     if start.package:
         sys.path.insert(0, start.package)
@@ -111,26 +116,31 @@ def _start_package(start: Start, port: int) -> object:
     of_type = {name.removeprefix("GGML_TYPE_").lower(): getattr(types, name) for name in dir(types)}
     unified = bool(c.get("unified"))
     values = {
-        "hostname": HOST, "hostnames": [HOST], "port": port, "n_parallel": _SLOTS,
-        "n_ctx": start.n_ctx * (1 if unified else _SLOTS),
-        "kv_unified": unified, "slot_save_path": f"{start.folder}/", "endpoint_slots": True, "ctx_shift": True,
-        "warmup": False, "n_gpu_layers": 0, "swa_full": c.get("swa_full", True) is not False,
-        "n_ubatch": c.get("n_ubatch", 512), "cache_type_k": of_type[c.get("type_k", "f16")],
-        "cache_type_v": of_type[c.get("type_v", "f16")],
+        "hostname": HOST, "hostnames": [HOST], "port": port, "n_parallel": _SLOTS, "kv_unified": unified,
+        "n_ctx": start.n_ctx * (1 if unified else _SLOTS), "slot_save_path": f"{start.folder}/",
+        "endpoint_slots": True, "ctx_shift": True, "warmup": False,
+        **({} if start.device is None else {"n_gpu_layers": 0}),
+        **{name: c[name] for name in ("swa_full", "n_ubatch") if name in c},
+        **{f"cache_{name}": of_type[c[name]] for name in ("type_k", "type_v") if name in c},
     }  # fmt: skip
-    if attention is not None:
-        on = "ENABLED" if c.get("flash_attn", True) else "DISABLED"
+    if attention is not None and "flash_attn" in c:
+        on = "ENABLED" if c["flash_attn"] else "DISABLED"
         values["flash_attn_type"] = getattr(attention, f"LLAMA_FLASH_ATTN_TYPE_{on}")
     for name, value in values.items():
         if hasattr(params, name):
             setattr(params, name, value)
     params.model.path = start.model
-    for threads in (params.cpuparams, params.cpuparams_batch):
-        threads.n_threads = 1
+    for threads in (params.cpuparams, params.cpuparams_batch) if start.threads else ():
+        threads.n_threads = start.threads
     try:
         return server(params)
     except Exception as e:  # noqa: BLE001  # whatever its C++ raises
         raise UnavailableError(f"xllamacpp's server does not start: {e}") from None
+
+
+def patience(model: str) -> float:
+    """Return the seconds in which a server has loaded a model."""
+    return LISTENS + PER_GIB * Path(model).stat().st_size / (1 << 30)
 
 
 def _free_port() -> int:
@@ -174,13 +184,13 @@ def main() -> None:
             return {}, ()
         start = Start(**header["start"])
         port = _free_port()
-        url, size = f"http://{HOST}:{port}", Path(start.model).stat().st_size / (1 << 30)
+        url = f"http://{HOST}:{port}"
         try:
             if start.program:
                 processes.append(_start_program(start, port))
             else:
                 kept.append(_start_package(start, port))
-            _wait(url, LISTENS + _PER_GIB * size, lambda: _end_as(processes[0] if processes else None))
+            _wait(url, patience(start.model), lambda: _end_as(processes[0] if processes else None))
         except ConformanceError as e:
             return failure(e)
         return {"url": url, "pid": processes[0].pid if processes else os.getpid()}, ()

@@ -13,13 +13,15 @@ from toy_server import FAULTS, GROWS, N_VOCAB, Toy, ToyLlama, read, serving
 
 from conformance.backend.registry import Spec
 from conformance.cli import main
-from conformance.ggml.errors import BackendCrashError, UnavailableError
+from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError, UsageError
 from conformance.judge.verdict import Verdict
 from conformance.llama.server import growth
 from conformance.llama.server.client import Server
 from conformance.llama.server.family import NAMES, Player, id_of
 from conformance.llama.server.judge import Judgement, ServerJudge
+from conformance.llama.server.running import of_build, of_text
 from conformance.llama.server.ways import WAYS
+from conformance.llama.server.worker import Start, words
 from conformance.run.isolation.isolate import Isolation
 
 LLAMA = "llama"
@@ -119,7 +121,41 @@ def test_ids_name_a_way() -> None:
     assert [line.rpartition("do=")[2].rpartition("@")[0] for line in ran.output.split() if "do=" in line] == [*NAMES]
 
 
+@needs_wheel
+def test_a_server_that_hangs_is_a_timeout_and_leaves_nothing() -> None:
+    """A stopped process is ended after the time limit of a request."""
+    player = Player(Spec("ggml"), Isolation(5.0), None)
+    try:
+        player.play(id_of(LLAMA, "fresh-24"))
+        _, running = player._made
+        server = psutil.Process(running.pid)
+        server.suspend()
+        with pytest.raises(BackendTimeoutError, match="no answer within 5 s"):
+            player.play(id_of(LLAMA, "cached"))
+        assert not server.is_running()
+    finally:
+        player.close()
+
+
 def test_what_is_no_build_has_no_server(tmp_path: Path) -> None:
-    """The message says what was expected."""
-    ran = CliRunner().invoke(main, ["check-model", str(tmp_path / "no.gguf"), "--server", str(tmp_path)])
-    assert ran.exit_code != 0
+    """Neither a URL nor a build is refused with what was expected; a build without a server, too."""
+    with pytest.raises(UsageError, match="a URL such as"):
+        of_text(str(tmp_path))
+    with pytest.raises(UnavailableError, match="no llama-server beside it"):
+        of_build(tmp_path)
+    (tmp_path / "llama-server").write_text("")
+    assert of_text(str(tmp_path / "llama-server")) == {"program": str((tmp_path / "llama-server").resolve())}
+
+
+def test_a_server_gets_the_options_that_it_knows() -> None:
+    """The line has only options of the help, and the context of the case."""
+    start = Start("m.gguf", "slots", "llama-server", device="", n_ctx=512, context={"unified": True, "type_k": "q8_0"})
+    known = "--model --port --parallel --ctx-size --slot-save-path --cache-type-k --device --kv-unified"
+    line = words(start, 80, known)
+    assert line[:1] == ["llama-server"]
+    pairs = dict(zip(line[1:-1:2], line[2:-1:2], strict=True))
+    assert pairs == {
+        "--model": "m.gguf", "--port": "80", "--parallel": "2", "--ctx-size": "512", "--slot-save-path": "slots",
+        "--cache-type-k": "q8_0", "--device": "none",
+    }  # fmt: skip
+    assert line[-1] == "--kv-unified"
