@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from click.testing import CliRunner
 from marks import needs_wheel
 
 from conformance.backend.registry import Spec
-from conformance.cli import main
 from conformance.judge.verdict import Result, Verdict
 from conformance.llama.live.arch import Player
 from conformance.llama.live.placement import _nodes, witness
@@ -61,11 +59,3 @@ def test_a_run_of_llama_says_where_it_ran(player: Player) -> None:
     assert isinstance(kernels, dict)
     assert found["nodes"] == sum(n for n in kernels.values() if isinstance(n, int))
     assert any("MUL_MAT" in name for name in kernels)
-
-
-@needs_wheel
-def test_a_run_prints_where_it_ran() -> None:
-    """The command prints one line for a backend whose graphs were split."""
-    ran = CliRunner().invoke(main, ["run", "--case", "arch/llama-real=1@1", "--backend", "ggml?device=CPU+CPU"])
-    assert ran.exit_code == 0, ran.output
-    assert " nodes on " in ran.output
