@@ -306,7 +306,7 @@ def refusal_lines(results: Iterable[Result]) -> list[str]:
 
 
 def placement_lines(results: Iterable[Result]) -> list[str]:
-    """Return a line per backend whose graphs a scheduler splits: nodes on each device, and the first op that fell back.
+    """Return a line per scheduled backend: nodes on each device, the first op that fell back.
 
     Kernels of such a witness are named `DEVICE OP`; the last device is the CPU, which takes what others refuse.
     """

@@ -124,7 +124,7 @@ class DeviceModel:
         self.model = load(self.library, request, device, split)
 
     def placed(self) -> dict[str, int]:
-        """Return the nodes of a graph by device and op; none on the CPU alone, or if no context can be made."""
+        """Return the nodes of a graph by device and op; none on the CPU, or without a context."""
         with suppress(ConformanceError):
             return {} if self.device in ("", "CPU") else placed(self.library, self.model, self._request)
         return {}

@@ -1,4 +1,4 @@
-"""What `conform check-model --server` asks: a server by URL, or one that is started here."""
+"""Judges the server of `conform check-model --server`: by URL, or started here."""
 
 from __future__ import annotations
 

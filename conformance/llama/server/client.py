@@ -65,7 +65,7 @@ class PromptTokens(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """The number of generated tokens, and what the server says of the prompt."""
+    """Numbers of tokens."""
 
     completion_tokens: int
     prompt_tokens_details: PromptTokens | None = None
@@ -91,7 +91,7 @@ class Answer:
     """Greedy tokens, with the server's candidates for each."""
 
     tokens: Sequence[int] = ()
-    """None of them if the reply lacks some: llama-server leaves out tokens that end within a character."""
+    """None if the reply lacks some: llama-server leaves out those that end within a character."""
     rows: Sequence[Candidates] = ()
     cached: int = 0
     """Number of tokens of the prompt that the server did not compute again."""
@@ -157,7 +157,7 @@ class Server:
         return self._ask("/slots", None, list[Slot])
 
     def slot(self, i: int, action: str, file: str = "") -> None:
-        """`save` a slot to a file in the server's folder, `restore` or `erase` it; RefusedError as `complete`."""
+        """Save a slot to a file, restore or erase it; RefusedError as `complete`."""
         self._ask(f"/slots/{i}?action={action}", {"filename": file}, dict[str, object])
 
     def _completion(self, prompt: Sequence[int], n: int, **more: JSON) -> dict[str, JSON]:

@@ -1,4 +1,4 @@
-"""The live family `server`: a server of a build, asked in a way whose answers a fresh run also gives.
+"""The live family `server`: asks a build's server in ways whose answers a fresh run gives.
 
 An id is `server/ARCH-key=value,do=WAY@seed`, with the keys of the family `zoo` but for `FIXED`. `growth` is a way that
 only measures memory.
@@ -47,7 +47,7 @@ METADATA: Mapping[str, Value] = {
     "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(3, N_VOCAB))],
     "tokenizer.ggml.add_bos_token": False,
 }
-"""Further keys of each model. A server needs texts of tokens, which are different and whole characters here."""
+"""Further keys of each model: a server needs texts of tokens, of whole characters."""
 STANDARD: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("llama", {"unified": 1}),
     ("llama", {"cache": "q8_0"}),
@@ -105,7 +105,7 @@ class Player:
         self._models = Models(isolation, METADATA)
         self._opened = ExitStack()
         self._of: tuple[str, str] = "", ""
-        """What is open: a model and its context."""
+        """The model and the context that are open."""
 
     def play(self, case_id: str) -> Result:
         """Ask in one way.

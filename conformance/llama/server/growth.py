@@ -30,7 +30,7 @@ class Growth:
     """How memory grew."""
 
     bytes: float
-    """Growth for each request: the least of the rounds but one, since caches grow in few of them."""
+    """Growth for each request: the least but one of the rounds, since caches grow in few."""
     requests: int
     held: int
     """Resident bytes at the end."""
@@ -47,7 +47,7 @@ class Growth:
 
 
 def listener(port: int) -> int | None:
-    """Return the process that listens on a TCP port of this machine; None if there is none, or access is denied."""
+    """Return the process that listens on a TCP port of this machine; None if unknown."""
     try:
         found = psutil.net_connections("tcp")
     except psutil.Error:
@@ -56,7 +56,7 @@ def listener(port: int) -> int | None:
 
 
 def measure(server: Server, pid: int, n_vocab: int, seconds: float = 60.0) -> Growth:
-    """Ask a server for a few tokens again and again, for at most `seconds`, and read the memory of its process.
+    """Ask a server again and again, for at most `seconds`, and read its memory.
 
     Raises:
         UnavailableError: the process is not known or too slow, or as `Server.complete`.

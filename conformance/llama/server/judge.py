@@ -72,7 +72,7 @@ class Continuation:
 
     asked: Asked
     kl: float
-    """Geometric mean of d from llama.cpp; infinite with a token that the model lacks, and if the server refused."""
+    """Geometric mean of d; infinite if refused, or with a token that the model lacks."""
     limit: float
     """Largest KL that is no excess."""
     agree: int
@@ -277,7 +277,7 @@ class ServerJudge:
                     self.runs.append((llama, how))
 
     def judge(self, ways: Sequence[str] = FRESH, first: Sequence[int] = ()) -> Judgement:
-        """Judge the server in those of some ways that it offers, by random tokens and the prompt `first`, if any.
+        """Judge the server in those ways that it offers, by random tokens and the prompt `first`.
 
         Raises:
             UnavailableError: it does not answer the first prompt, or with no token of the model.

@@ -41,7 +41,7 @@ def of_device(device: Device) -> dict[str, Any]:
 
 
 def of_build(library: Path) -> dict[str, Any]:
-    """Return the fields of `Start` for the folder or library of a build; UnavailableError if it has no server."""
+    """Return the fields of `Start` for a build; UnavailableError if it has no server."""
     folder = library if library.is_dir() else library.parent
     found = program(folder, PROGRAMS)
     if found is not None:

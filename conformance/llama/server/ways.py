@@ -80,7 +80,7 @@ class Asking:
 
     @property
     def many(self) -> int:
-        """Tokens of a long prompt, whose answer just fits; UnavailableError if slots have too many cells for that."""
+        """Tokens of a prompt whose answer just fits; UnavailableError with too many cells."""
         if not LEAST <= self.cells <= MOST:
             raise UnavailableError(f"slots of {LEAST} to {MOST} cells expected, they have {self.cells}")
         return self.cells - TOKENS - 2
@@ -91,7 +91,7 @@ class Way:
     """A way to ask a server."""
 
     does: str
-    """What came before the answer."""
+    """Description: the history of the answer."""
     ask: Callable[[Asking], Sequence[Asked]]
     """UnavailableError if the server does not offer it."""
     slots: int = 2

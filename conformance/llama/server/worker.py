@@ -1,4 +1,4 @@
-"""The service that runs a server of llama.cpp: the program llama-server, or that of the package xllamacpp.
+"""The service that runs a server of llama.cpp: llama-server, or that of xllamacpp.
 
 The request `start` (the fields of `Start`) has the reply `{"url": text, "pid": number}`. `alive` has the reply `{}`; if
 the server has ended, the process ends as the server did.
@@ -37,7 +37,7 @@ _XLLAMACPP = "xllamacpp"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a server runs."""
+    """A server to start."""
 
     model: str
     folder: str
@@ -59,7 +59,7 @@ class Start:
 
 
 def words(start: Start, port: int, known: str) -> list[str]:
-    """Return the command line of llama-server; `known` is the text of its help, whose options depend on the build."""
+    """Return the command line of llama-server, with the options that its help `known` has."""
     c = start.context
     unified = bool(c.get("unified"))
     given = {

@@ -109,7 +109,7 @@ class Drive(Player):
         return self._next[seq]
 
     def shift(self, n: int, keep: int = 0) -> None:
-        """Remove `n` tokens of every sequence behind its first `keep`, and move the others down by `n` positions."""
+        """Remove `n` tokens of every sequence behind its first `keep`; the others move down."""
         can_shift = self._c.memory_can_shift
         if not self._memory or can_shift is None or not can_shift(self._memory):
             raise UsageError("run: the memory of this architecture cannot shift positions")

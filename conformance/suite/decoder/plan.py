@@ -154,7 +154,7 @@ class Player(ABC):
             self.seq_rm(seq, max(0, self.n_past(seq) - n))
 
     def shift(self, n: int, keep: int = 0) -> None:
-        """Remove `n` tokens of every sequence behind its first `keep`, and shift the others down by `n` positions."""
+        """Remove `n` tokens of every sequence behind its first `keep`; the others shift down."""
         for seq in self.active:
             self.seq_rm(seq, keep, keep + n)
             self.seq_add(seq, keep + n, -n)

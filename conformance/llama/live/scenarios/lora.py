@@ -46,7 +46,7 @@ class Adapter:
 Factors = dict[str, tuple[F32, F32]]
 """Weight -> A `[rank, ne0]` and B `[ne1, rank]`, for experts with a first dimension `ne2`.
 
-Of token embeddings A is `[ne1, rank]` and B `[ne0, rank]`.
+A is `[ne1, rank]` and B `[ne0, rank]` for token embeddings.
 """
 
 
@@ -63,7 +63,7 @@ def _matrices(model: str, kind: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def factors(harness: Harness, name: str, rank: int = 4, kind: str = "layers") -> Factors:
-    """Draw random factors for every weight of a kind; RefusedError if the file has no such weights."""
+    """Draw random factors for every weight of a kind; RefusedError if the file has none."""
     out: Factors = {}
     for weight, (ne0, ne1, *more) in _matrices(harness.request.model, kind):
         stream = Stream(harness.request.stream, f"lora {name} {weight}")
@@ -100,7 +100,7 @@ def merged(harness: Harness, name: str, of: Factors, scale: float) -> Harness:
 
 
 def load(harness: Harness, name: str, of: Factors, scale: float = 1.0) -> int:
-    """Write and load an adapter file whose own scale is `scale`; UsageError if llama.cpp refuses it."""
+    """Write and load an adapter file of a scale; UsageError if llama.cpp refuses it."""
     adapter = offer(harness, name, of, scale=scale)
     if not adapter:
         raise UsageError(f"llama_adapter_lora_init returned NULL: {harness.library.reason()}")
@@ -108,7 +108,10 @@ def load(harness: Harness, name: str, of: Factors, scale: float = 1.0) -> int:
 
 
 def offer(harness: Harness, name: str, of: Factors, arch: str = "", scale: float = 1.0) -> int:
-    """Write an adapter file, by default for the model's architecture, and load it; 0 if llama.cpp refuses it."""
+    """Write and load an adapter file; return 0 if llama.cpp refuses it.
+
+    `arch`: instead of the model's architecture.
+    """
     path = harness.folder / f"{name}.gguf"
     rank = next(iter(of.values()))[1].shape[-1]
     _write(path, arch or str(harness.request.params["arch"]), of, scale * rank)
