@@ -35,7 +35,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
 )
 """Rooms of `conformance`: each imports itself and those of the floors below. All but `llama` are the core."""
 
-LLAMA_FLOORS = tuple(map(frozenset, ({""}, {"captured", "zoo"}, {"live"}, {"model", "release"}, {"cli"})))
+LLAMA_FLOORS = tuple(map(frozenset, ({""}, {"captured", "zoo"}, {"live"}, {"model", "release"}, {"server"}, {"cli"})))
 """Rooms of `conformance.llama`, likewise."""
 
 ADAPTER = ("conformance.ggml", "conformance.case", "conformance.backend")

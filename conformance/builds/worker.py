@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.ggml.errors import ConformanceError, UnavailableError
-from conformance.ggml.lib.library import Library, rpc_server
+from conformance.ggml.lib.library import RPC_SERVERS, Library, program
 from conformance.ggml.lib.llama import Llama, find_llama
 from conformance.process.service import Frame, Service, failure
 
@@ -63,7 +63,7 @@ def describe(path: Path) -> dict[str, Any]:
         "variants": library.variants(),
         "meta": llama and library.ggml.backend_meta_device is not None,
         "architectures": architectures,
-        "server": library.registry("RPC") is not None and rpc_server(library.folder) is not None,
+        "server": library.registry("RPC") is not None and program(library.folder, RPC_SERVERS) is not None,
     }
 
 

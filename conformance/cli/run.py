@@ -31,7 +31,7 @@ from conformance.report.compare import DIFFERS
 from conformance.report.compare import sentence as compared
 from conformance.report.progress import Progress, Steps
 from conformance.report.runfile import interrupts_wait
-from conformance.report.runs import budget_used, command, refusal_lines
+from conformance.report.runs import budget_used, command, placement_lines, refusal_lines
 from conformance.run.isolation.isolate import Isolation, Workers, pids
 from conformance.run.live import LIVE
 from conformance.run.session import failures
@@ -447,6 +447,7 @@ class Execution:
             left = sum(m.count for m in it.missing if m.backend != str(it.chosen.base))
             lines.append(f"total: {_total(Totals.of(it.results), left, self._began)}")
             lines += map(str, it.scopes())
+            lines += placement_lines(it.results)
             lines += _measured(it.results)
         lines += refusal_lines(it.results) if shown.verbose else []
         lines += _compared(it, quiet=shown.quiet)

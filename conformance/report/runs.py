@@ -283,6 +283,10 @@ def _used(r: Result) -> float | None:
     return r.budget_used
 
 
+_LAST = "CPU"
+"""Device of a scheduler that runs nodes which no other takes."""
+
+
 def refusals(results: Iterable[Result]) -> dict[str, Counter[str]]:
     """Return backend -> reason for UNSUPPORTED, without nodes -> number of cases."""
     reasons: dict[str, Counter[str]] = {}
@@ -299,6 +303,30 @@ def refusal_lines(results: Iterable[Result]) -> list[str]:
         lines.append(f"{counted(sum(reasons.values()), 'case')} unsupported by {backend}, by reason:")
         lines += [f"  {n:6,}  {why or 'no reason given'}" for why, n in reasons.most_common()]
     return lines
+
+
+def placement_lines(results: Iterable[Result]) -> list[str]:
+    """Return a line per scheduled backend: nodes on each device, the first op that fell back.
+
+    Kernels of such a witness are named `DEVICE OP`; the last device is the CPU, which takes what others refuse.
+    """
+    nodes: dict[str, Counter[tuple[str, str]]] = {}
+    for r in results:
+        kernels = r.witness.get("kernels") if r.witness else None
+        for name, n in kernels.items() if isinstance(kernels, dict) else ():
+            device, space, op = name.rpartition(" ")
+            if space and not device.endswith(":") and isinstance(n, int):
+                nodes.setdefault(r.backend, Counter())[device, op] += n
+    return [f"{backend}: {_placement(found)}" for backend, found in nodes.items()]
+
+
+def _placement(found: Counter[tuple[str, str]]) -> str:
+    devices = sorted({device for device, _ in found}, key=lambda device: (device == _LAST, device))
+    whole = sum(found.values())
+    on = {name: sum(n for (device, _), n in found.items() if device == name) for name in devices}
+    said = ", ".join(f"{n:,} of {whole:,} nodes on {name}" for name, n in on.items())
+    first = next((op for device, op in found if device == _LAST), "") if len(devices) > 1 else ""
+    return f"{said}, first {first}" if first else said
 
 
 def unproven(documents: Sequence[Mapping[str, JSON]]) -> dict[str, str]:

@@ -117,7 +117,7 @@ GROUP = "conformance.live_families"
 """Entry points of live families, each a `LiveFamily` under its own name."""
 ORDER = (
     "audit", "layout", "arch", "scenario", "settings", "projector", "memory", "phases", "access", "functions", "order",
-    "model",
+    "server", "model",
 )  # fmt: skip
 LIVE: Parts[LiveFamily] = Parts(GROUP, "live family", fault, ORDER)
 """Every installed live family by name, imported on use."""

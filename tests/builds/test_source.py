@@ -22,7 +22,7 @@ from conformance.builds import archive, source
 from conformance.builds.build import probe
 from conformance.builds.source import locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
-from conformance.ggml.lib.library import WHEEL, Library, part, plugins, rpc_server
+from conformance.ggml.lib.library import RPC_SERVERS, WHEEL, Library, part, plugins, program
 from conformance.llama.zoo.model import table
 
 LIBRARY = b"\x7fELF stands in for one that exports ggml_backend_dev_count\0"
@@ -312,7 +312,7 @@ def test_device_libraries_lie_beside_or_below(files: list[str], found: str, tmp_
 
 
 @pytest.mark.parametrize(
-    ("library", "program"),
+    ("library", "server"),
     [
         ("build/bin", "build/bin/rpc-server"),
         ("usr/lib", "usr/bin/ggml-rpc-server"),
@@ -320,16 +320,16 @@ def test_device_libraries_lie_beside_or_below(files: list[str], found: str, tmp_
         ("usr/lib64", "usr/bin/rpc-server"),
     ],
 )
-def test_a_server_lies_where_its_installation_has_programs(library: str, program: str, tmp_path: Path) -> None:
+def test_a_server_lies_where_its_installation_has_programs(library: str, server: str, tmp_path: Path) -> None:
     """A folder `bin` beside a build that is no installation is not taken for its own."""
-    for name in (library, program):
+    for name in (library, server):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / library).mkdir(exist_ok=True)
-    assert rpc_server(tmp_path / library) is None
-    (tmp_path / program).write_bytes(b"")
-    assert rpc_server(tmp_path / library) == tmp_path / program
+    assert program(tmp_path / library, RPC_SERVERS) is None
+    (tmp_path / server).write_bytes(b"")
+    assert program(tmp_path / library, RPC_SERVERS) == tmp_path / server
     (tmp_path / "other").mkdir()
-    assert rpc_server(tmp_path / "other") is None
+    assert program(tmp_path / "other", RPC_SERVERS) is None
 
 
 def test_a_library_says_why_it_has_no_device() -> None:

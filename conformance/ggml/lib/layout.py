@@ -409,7 +409,7 @@ LLAMA_VERBS: Signatures = {
     "n_seq_max": (_U, (_P,)), "set_causal_attn": (None, (_P, _B)),
     "model_is_recurrent": (_B, (_P,)), "model_is_hybrid": (_B, (_P,)), "model_rope_type": (_I, (_P,)),
     "model_chat_template": (_S, (_P, _S)), "chat_apply_template": (_I, (_S, _P, _Z, _B, _P, _I)),
-    "vocab_is_eog": (_B, (_P, _I)),
+    "vocab_is_eog": (_B, (_P, _I)), "vocab_get_add_bos": (_B, (_P,)),
     "model_n_layer": (_I, (_P,)), "set_embeddings": (None, (_P, _B)),
     "memory_seq_keep": (None, (_P, _I)), "memory_seq_div": (None, (_P, _I, _I, _I, _I)),
     "memory_seq_pos_max": (_I, (_P, _I)),

@@ -643,8 +643,8 @@ def plugins(folder: Path) -> Path:
     return next((p.parent for p in sorted(below.rglob("libggml-*")) if _PLUGIN.fullmatch(p.name)), folder)
 
 
-def rpc_server(folder: Path) -> Path | None:
-    """Return a build's RPC server program, or None.
+def program(folder: Path, names: Sequence[str]) -> Path | None:
+    """Return a build's program with the first of these names, or None.
 
     It is beside the libraries or, if these are below a `lib`, among the programs of the same installation.
     """
@@ -652,7 +652,7 @@ def rpc_server(folder: Path) -> Path | None:
     places = [folder]
     if lib is not None:
         places += [lib.parent / "bin", lib.parent / "libexec" / folder.relative_to(lib) / "llama" / "bin"]
-    return next(filter(Path.is_file, (place / name for place in places for name in RPC_SERVERS)), None)
+    return next(filter(Path.is_file, (place / name for place in places for name in names)), None)
 
 
 def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:

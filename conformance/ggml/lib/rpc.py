@@ -17,7 +17,7 @@ from threading import Thread
 from conformance.ggml.errors import UnavailableError
 
 from .layout import ABORT_CALLBACK
-from .library import RPC_SERVERS, Library, rpc_server
+from .library import RPC_SERVERS, Library, program
 
 LOOPBACK = "loopback"
 """Value of the option `rpc` that starts a server on this machine."""
@@ -37,12 +37,12 @@ class Server:
     """
 
     def __init__(self, folder: Path) -> None:
-        program = rpc_server(folder)
-        if program is None:
+        found = program(folder, RPC_SERVERS)
+        if found is None:
             raise UnavailableError(f"ggml: rpc={LOOPBACK}: {folder}: no {' or '.join(RPC_SERVERS)} there")
         self.endpoint = f"{_HOST}:{_free_port()}"
         environment = {**os.environ, "LD_LIBRARY_PATH": os.fspath(folder)}
-        words = [*_words(program, environment), "-H", _HOST, "-p", self.endpoint.rpartition(":")[2]]
+        words = [*_words(found, environment), "-H", _HOST, "-p", self.endpoint.rpartition(":")[2]]
         self._process = _start(words, environment)
         self._lines: deque[str] = deque(maxlen=64)  # a backtrace follows an assertion
         self._reader = Thread(target=self._read, daemon=True)

@@ -33,7 +33,7 @@ from conformance.perf.units import BY_ID, Unit, units
 from conformance.process import Deadline
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
-from conformance.report.runs import read_runs
+from conformance.report.runs import placement_lines, read_runs
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.impact import described
@@ -199,6 +199,8 @@ def _show(it: Release) -> None:
     for text in (*(changed := it.changes()), *([""] if changed else ())):
         line(text)
     table([(t.name, str(it.results(t).totals), _note(it, t)) for t in it.targets], ["device", "verdicts", ""])
+    for text in placement_lines(r for t in it.targets for r in it.results(t).build):
+        line(text)
     for of in dict.fromkeys(f.state for f in it.found):
         own = [f for f in it.found if f.state is of]
         line("")

@@ -33,9 +33,10 @@ from conformance.llama.model.modelcase import DECODE, LAYERS, PROMPT, ModelCase
 from conformance.llama.model.modelfile import ModelFile
 from conformance.llama.model.modelrun import NOT_RUN, WRONG, ModelRun
 from conformance.llama.model.recording import ModelRecording
-from conformance.llama.model.server import CompletionServer, ServerJudge
+from conformance.llama.server.check import check_server
 from conformance.report.progress import Progress
 from conformance.report.runfile import record, write_json
+from conformance.report.runs import placement_lines
 from conformance.run.isolation.isolate import Isolation
 
 READ = 256
@@ -93,7 +94,7 @@ class Checked:
     "--turns", "turns_file", type=options.ExistingFile, metavar="FILE", help="Play the conversations in FILE."
 )
 @click.option("--server", "url", metavar="URL",
-              help="Judge a server's tokens and log probabilities (/v1/completions).")  # fmt: skip
+              help="Judge a server by URL, or llama-server by its path or build.")  # fmt: skip
 @click.option("--setting", "settings", multiple=True, metavar="KEY=VALUE,…",
               help=f"Setting of the context: {', '.join(turns.KEYS)}; repeatable.")  # fmt: skip
 @click.option("--decode", type=click.IntRange(0), default=DECODE, show_default=True, metavar="N",
@@ -162,14 +163,16 @@ def check_model(
             talk = plain.talk(llama)
             if url:
                 with closing(loaded(model, cpu=replace(cpu, device="CPU"))) as packed:
-                    judge = ServerJudge(CompletionServer(url, llama), llama, packed, check, read, say)
-                    judged = judge.judge(talk[0][0].prompt if prompt or tokens else ())
+                    first = talk[0][0].prompt if prompt or tokens else ()
+                    judged = check_server(url, model, llama, packed, check, read, say, first, isolation.time_limit)
                 line(f"{url}: {judged.sentence()}")
+                for note in judged.notes:
+                    line(f"  {note}")
                 done.add(judged.result(plain.id))
                 done.about["server"] = judged.to_json()
-                broken += Outcome.of(Why.FAILED, [f"{url}: {WRONG}"] if judged.wrong else [])
+                broken += Outcome.of(Why.FAILED, [f"{url}: {WRONG}"] if judged.fails else [])
                 if judged.talk:
-                    talk, worst = judged.talk, judged.worst
+                    talk, worst = judged.talk, judged.worst.asked
                     plain = ModelCase(model, worst.prompt, worst.answer, decode=len(worst.answer))
             skipped = None if settings else lambda s, why: line(f"{s.text}: not played: {why}", err=True)
             for spec in specs:
@@ -356,6 +359,9 @@ def _begin(llama: LlamaProcess, recording: ModelRecording) -> dict[str, JSON]:
 def _show(run: ModelRun, llama: LlamaProcess, reference: float | None) -> None:
     """Print the verdict, and the text that the backend generated if it differs."""
     line(f"{run.name}: {run.sentence()}")
+    found = run.result()
+    for text in placement_lines([] if found is None else [found]):
+        line(f"  {text}")
     if run.cause:
         line(f"  {run.cause}")
     if run.flips:

@@ -27,6 +27,7 @@ from conformance.suite.family import Level
 
 from .comparison import SILENT, TOLERANCE, judge_runs, nmse
 from .llama import Device, Models, device, read_id, without_reference
+from .placement import witness
 
 NAME = "arch"
 RUNS = {"1": {}, "2 streams": {"seqs": 2, "unified": 0}, "2 unified": {"seqs": 2, "unified": 1}}
@@ -106,7 +107,8 @@ class Player:
         result = judge_runs(Pair(case_id, str(self._spec)), run.results, expected)
         if result.verdict is Verdict.FAIL:
             result = self._explained(result, run, request)
-        return replace(result, seconds=seconds, metrics=run.notes)
+        ran = witness(self._device.device, self._models.on(self._device).placed)
+        return replace(result, seconds=seconds, metrics=run.notes, witness=ran)
 
     def close(self) -> None:
         """End all processes."""

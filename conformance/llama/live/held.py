@@ -11,13 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from conformance.backend.measure import Peak, held
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.breakdown import of_log
 from conformance.ggml.lib.llama import Llama
 from conformance.llama.zoo.family import Request
 from conformance.llama.zoo.load import load_model
-from conformance.process.memory import physical, virtual
+from conformance.process.memory import virtual
 
 from .scenarios.harness import Context, Harness
 
@@ -166,5 +168,5 @@ def _free(library: Llama, name: str) -> int | None:
 
 def _is_physical(total: int) -> bool:
     """Return True if a size is the machine's physical memory, within 1/16."""
-    whole = physical()
+    whole = psutil.virtual_memory().total
     return abs(total - whole) <= whole // 16

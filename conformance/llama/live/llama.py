@@ -23,6 +23,7 @@ from conformance.ggml.errors import (
 from conformance.ggml.lib.llama import find_llama
 from conformance.llama.zoo import family
 from conformance.llama.zoo.family import ENVIRONMENT, TIME_LIMIT, Request, prepare, read
+from conformance.llama.zoo.model import Value, architecture, full_key
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.run.isolation.isolate import Isolation
 from conformance.suite.family import without
@@ -103,6 +104,8 @@ class Process:
         """Store `load`, fields for the module `service`, and `limits` of time."""
         self._service, self._device, self._load, self._limits = service, device, load, limits
         self._worker: Worker | None = None
+        self.placed: dict[str, int] = {}
+        """`DEVICE OP` -> nodes of a graph; empty on the CPU, or if unknown."""
 
     def ask(self, **request: object) -> dict[str, Any]:
         """Send a request and return the reply.
@@ -149,6 +152,7 @@ class Process:
                 self.close()
                 raise UnavailableError(reply["unsupported"])
             self._worker.emulated |= bool(reply.get("emulated"))
+            self.placed = reply.get("placed", {})
             self._worker.deadline = limits.deadline(emulated=self._worker.emulated)
         return self._worker
 
@@ -162,7 +166,9 @@ class Process:
 class Models:
     """The generated model of the last case, and the processes that have loaded it."""
 
-    def __init__(self, limits: Isolation) -> None:
+    def __init__(self, limits: Isolation, more: Mapping[str, Value] = {}) -> None:
+        """Make none yet; `more`: further metadata of all models."""
+        self._more = more
         self.folder = Path(tempfile.mkdtemp(prefix="conformance-live-"))
         self.embeddings = False
         """The model gives embeddings instead of logits."""
@@ -186,10 +192,11 @@ class Models:
         if key != self._key:
             self._end()
             limit = max(TIME_LIMIT, self._limits.time_limit)
+            added = {full_key(architecture(arch).of or arch, name): value for name, value in self._more.items()}
             made = replace(request, stream=key)
             try:
                 # The wheel's llama.cpp makes the model, whatever library runs it.
-                self._model = prepare(self.folder / "model.gguf", made, arch, keys, whole, limit)
+                self._model = prepare(self.folder / "model.gguf", made, arch, {**keys, **added}, whole, limit)
             except BackendTimeoutError as e:
                 raise BackendTimeoutError(f"no model: {e}") from None
             except ConformanceError as e:

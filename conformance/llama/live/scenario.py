@@ -66,6 +66,9 @@ BLOCKS = tuple(
     for w in ("q4_0", "q8_0", "q4_K", "q5_K", "q6_K")
 )
 """Quantised weights, in rows of whole blocks, for scenarios of batches, states and drafts."""
+_OF_LORA = tuple(n for n in _ORDER if n.startswith("lora-"))
+WITH_EXPERTS = ("qwen3moe", "gpt-oss", "llama4", "granitehybrid")
+"""Architectures with experts, for adapters."""
 _OF_MTP = tuple(n for n in _ORDER if n.startswith("mtp-"))
 _NEXTN = "nextn_predict_layers"
 WITH_MTP = (
@@ -87,7 +90,8 @@ def _ids(level: Level) -> list[str]:
     varied = [id_of(arch, name, **keys) for arch, keys in VARIANTS for name in _OF_CACHES] if level != "smoke" else []
     mtp = [id_of(arch, name, set=keys) for arch, keys in WITH_MTP for name in _OF_MTP] if level != "smoke" else []
     blocks = [id_of(arch, name, **keys) for arch, keys in BLOCKS for name in _OF_BLOCKS] if level != "smoke" else []
-    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied, *mtp, *blocks]))
+    experts = [id_of(arch, name) for arch in WITH_EXPERTS for name in _OF_LORA] if level != "smoke" else []
+    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied, *mtp, *blocks, *experts]))
 
 
 def _unlisted(glob: str) -> list[str]:

@@ -3,7 +3,8 @@
 Its requests, by their fields:
 
 `load` (the fields of `llama.zoo.family.Request`), `device` ("" for the CPU alone) and `rpc` (as of a `Device`): load a
-model, as a user would. Each later request has `changes`, the fields of the request that it sets:
+model, as a user would; `placed` of the reply has the nodes of a graph, `DEVICE OP` -> count. Each later request has
+`changes`, the fields of the request that it sets:
 
 - `run`, the file to write, and `watch`, null or `{"forced": file or null, "values": bool}`: run the plan; graphs run
   as a whole on the devices that llama.cpp chose, without a callback unless `recorder.Watch` records router choices. The
@@ -26,6 +27,7 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ from conformance.suite.decoder.memory import Ubatch
 
 from .comparison import Comparison
 from .held import measure
+from .placement import placed
 from .scenarios.harness import Harness, Together, in_threads, load
 from .scenarios.settings import Setting, compare, first_difference, with_choices
 from .scenarios.table import SCENARIOS
@@ -91,7 +94,7 @@ def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any
         return {"unsupported": str(e)}
     models.append(model)
     devices = map(model.library.device, filter(None, model.device.split("+")))
-    return {"emulated": any(map(model.library.software, devices))}
+    return {"emulated": any(map(model.library.software, devices)), "placed": model.placed()}
 
 
 def _memory(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,6 +122,12 @@ class DeviceModel:
 
         self.device = device
         self.model = load(self.library, request, device, split)
+
+    def placed(self) -> dict[str, int]:
+        """Return the nodes of a graph by device and op; none on the CPU, or without a context."""
+        with suppress(ConformanceError):
+            return {} if self.device in ("", "CPU") else placed(self.library, self.model, self._request)
+        return {}
 
     def reply(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request for a run."""

@@ -14,10 +14,9 @@ from math import gcd, inf, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.ggml import types
 from conformance.ggml.quants import from_float, to_float
 from conformance.ggml.quants.write import WRITE
-from conformance.ggml.types import GGMLType
+from conformance.ggml.types import TYPES, GGMLType
 
 from .modelfile import ModelFile, StoredTensor
 
@@ -55,7 +54,7 @@ ALIKE = 0.3
 LARGER = 4.0
 """Factor between the energies of a unit above which the smaller one counts as the source."""
 
-_HALF_ULP = {types.F32: (-24, -150), types.F16: (-11, -25), types.BF16: (-8, -134)}
+_HALF_ULP = {TYPES["f32"]: (-24, -150), TYPES["f16"]: (-11, -25), TYPES["bf16"]: (-8, -134)}
 """Exponents of the relative and the absolute rounding error."""
 _STORABLE = frozenset({*_HALF_ULP, *WRITE})
 

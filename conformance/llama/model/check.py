@@ -29,6 +29,7 @@ from conformance.judge.judge import Judged, how_wrong
 from conformance.judge.verdict import Verdict
 from conformance.judge.wrong import Wrong
 from conformance.llama.live.llama import GGML, Device
+from conformance.llama.live.placement import witness
 from conformance.process.memory import resident
 from conformance.run.isolation.isolate import Isolation, Workers, open_backend
 from conformance.run.locate import describe, sentence
@@ -261,6 +262,7 @@ class ModelCheck:
         except ConformanceError as e:
             raise BackendError(str(e)) from None
         run.resident = decoded.resident
+        run.witness = witness(self.device(spec).device, llama.placed)
         return decoded.logits
 
     def _not_by_nodes(self, spec: Spec, refused: str) -> str:

@@ -59,6 +59,8 @@ class Setting:
     """Minimum number of slots: conversations are repeated in further ones."""
     shift: int = 0
     """Number of a slot's first tokens to remove before each further turn; the others move down."""
+    keep: int = 0
+    """Number of first tokens before these, which stay."""
 
 
 PLAIN = Setting()
@@ -160,6 +162,10 @@ class LlamaProcess:
         self.has_words: bool = about["words"]
         """True if the vocabulary has text."""
         self.n_vocab: int = about["n_vocab"]
+        self.placed: dict[str, int] = about["placed"]
+        """`DEVICE OP` -> nodes of a graph; empty on the CPU, or if unknown."""
+        self.adds_bos: bool = about["adds_bos"]
+        """True if texts begin with a token of their own."""
 
     def tokens(self, text: str, *, first: bool = True) -> list[int]:
         """Tokenise a text; with leading tokens if it is the `first` of its slot.

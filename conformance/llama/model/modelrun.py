@@ -65,6 +65,8 @@ class ModelRun:
     seconds: float = 0.0
     resident: int | None = None
     """Resident bytes of the backend's process after the run."""
+    witness: dict[str, JSON] | None = None
+    """Where llama.cpp computed its nodes, if it ran on a device."""
 
     @property
     def name(self) -> str:
@@ -136,6 +138,7 @@ class ModelRun:
             nmse=float(f.nmse.max()) if f else None,
             seconds=self.seconds,
             steps=self.steps,
+            witness=self.witness,
             where=self.where,
             error=self.error,
             wrong=self.how_wrong,

@@ -116,11 +116,11 @@ class Reader(Drive):
             raise UsageError(f"tokens from 0 to {n_vocab - 1} expected, {given.tolist()[:20]} found")
         return replace(super().batch(n_tokens, n_vocab, every=every), tokens=given)
 
-    def forget(self, slot: int, n: int) -> None:
-        """Remove the first `n` tokens of a slot and move the others down."""
+    def forget(self, slot: int, n: int, keep: int) -> None:
+        """Remove the `n` tokens of a slot behind its first `keep` ones, and move the others down."""
         if n:
             self.active = [slot]
-            self.shift(n)
+            self.shift(n, keep)
 
 
 class Model(DeviceModel):
@@ -150,6 +150,8 @@ class Model(DeviceModel):
         return {
             "words": has_words and c.vocab_type(self._vocab) != NO_VOCABULARY,
             "n_vocab": c.vocab_n_tokens(self._vocab),
+            "placed": self.placed(),
+            "adds_bos": c.vocab_get_add_bos is not None and bool(c.vocab_get_add_bos(self._vocab)),
         }
 
     def tokens(self, text: str, *, first: bool) -> list[int]:
@@ -227,8 +229,9 @@ class Model(DeviceModel):
         def ends(token: int) -> bool:
             return is_end is not None and bool(is_end(self._vocab, token))
 
+        how = play.setting
         live = {
-            s: conversation(turns, play.setting.batch, partial(reader.forget, s, play.setting.shift), ends)
+            s: conversation(turns, how.batch, partial(reader.forget, s, how.shift, how.keep), ends)
             for s, turns in enumerate(play.talk)
         }
         answers: list[list[list[int]]] = [[] for _ in live]

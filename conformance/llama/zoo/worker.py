@@ -108,12 +108,12 @@ class Drive(Player):
         """Return the position of a sequence's next token."""
         return self._next[seq]
 
-    def shift(self, n: int) -> None:
-        """Remove the first `n` tokens of every sequence and move the others down by `n` positions."""
+    def shift(self, n: int, keep: int = 0) -> None:
+        """Remove `n` tokens of every sequence behind its first `keep`; the others move down."""
         can_shift = self._c.memory_can_shift
         if not self._memory or can_shift is None or not can_shift(self._memory):
             raise UsageError("run: the memory of this architecture cannot shift positions")
-        super().shift(n)
+        super().shift(n, keep)
 
     def share(self, seq: int) -> None:
         """Replace the tokens of the other active sequences by those of `seq`."""

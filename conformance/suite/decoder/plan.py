@@ -153,11 +153,11 @@ class Player(ABC):
         for seq in self.active:
             self.seq_rm(seq, max(0, self.n_past(seq) - n))
 
-    def shift(self, n: int) -> None:
-        """Remove the first `n` tokens of every sequence and shift the others down to position 0."""
+    def shift(self, n: int, keep: int = 0) -> None:
+        """Remove `n` tokens of every sequence behind its first `keep`; the others shift down."""
         for seq in self.active:
-            self.seq_rm(seq, 0, n)
-            self.seq_add(seq, n, -n)
+            self.seq_rm(seq, keep, keep + n)
+            self.seq_add(seq, keep + n, -n)
 
     def remove(self, seq: int) -> None:
         """Remove a sequence and exclude it from later batches."""

@@ -478,9 +478,17 @@ BUGS: dict[str, Bug] = {
     "one adapter of several": _f(
         "set_adapters_lora", f.arguments(lambda c, of, n, scales: (c, of, min(n, 1), scales)), "lora-2 lora-many"
     ),
-    "adapters do nothing": _f("set_adapters_lora", f.nothing(0), "lora-removed lora-scaled lora-changed"),
+    "adapters do nothing": _f(
+        "set_adapters_lora", f.nothing(0), "lora-removed lora-scaled lora-changed lora-merged lora-unfit"
+    ),
+    "the first adapter is each": _f("adapter_lora_init", f.first_answer, "lora-2 lora-changed lora-merged lora-unfit"),
+    "after an adapter a batch has another token": _flagged(
+        "lora-unfit",
+        adapter_lora_init=f.sets,
+        decode=lambda flag: f.flags(flag, f.batch_where(lambda _: True, lambda b: f.next_token(b, 0))),
+    ),
     "a program keeps a scale": _always(d.params_kept("SCALE"), "lora-changed"),
-    "SCALE does nothing": _always(d.scale_of("SCALE", 1.0), "lora-scaled lora-2 lora-many lora-changed"),
+    "SCALE does nothing": _always(d.scale_of("SCALE", 1.0), "lora-scaled lora-2 lora-many lora-changed lora-merged"),
     "a control vector stays": _f("set_adapter_cvec", f.put_once, "cvec-removed cvec-changed"),
     "a control vector does nothing": _f("set_adapter_cvec", f.nothing(0), "cvec-removed cvec-changed"),
     "a control vector is not taken away": _f("set_adapter_cvec", f.none_is_ignored, "cvec-removed cvec-changed"),

@@ -19,7 +19,7 @@ from conformance.run.isolation.isolate import Isolation
 
 LEAST = 3
 """Bugs that a scenario must notice."""
-FAILS = {"state-snapshots-drafts": "lfm2", "causal-off": "llama"}
+FAILS = {"state-snapshots-drafts": "lfm2", "causal-off": "llama", "lora-unfit-experts": "qwen3moe"}
 """Scenarios that fail on every model which they apply to, so no planted bug can show in them."""
 
 DIES = ("split-cp", "split-shift")
@@ -52,7 +52,7 @@ def test_each_scenario_has_bugs() -> None:
 @pytest.mark.parametrize(("scenario", "arch"), FAILS.items())
 def test_a_scenario_without_bugs_fails(scenario: str, arch: str) -> None:
     """Once it passes, bugs must be planted for it too."""
-    assert played(scenario, arch).verdict is Verdict.FAIL
+    assert played(scenario, arch).verdict in (Verdict.FAIL, Verdict.OVERCLAIM)
 
 
 @needs_wheel

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from conformance.ggml.errors import UsageError
 from conformance.llama.live.comparison import Comparison
+from conformance.llama.zoo.load import RefusedError
 
 from . import lora
 from .harness import F32, PROMPT, Context, Harness
@@ -81,6 +83,57 @@ def changed(harness: Harness) -> Iterator[Comparison]:
             yield Comparison(f"settings {i - 1} and {i}", before, expected, differs=True)
         yield Comparison(f"setting {i}", _read(context), expected)
         before = expected
+
+
+def merged(harness: Harness) -> Iterator[Comparison]:
+    """Compare an adapter for each kind of weights with a model to whose weights it was added."""
+    plain, scale = _read(harness.context()), 2.0
+    for kind in lora.KINDS:
+        try:
+            of = lora.factors(harness, kind, kind=kind)
+        except RefusedError:
+            continue
+        expected = _read(lora.merged(harness, f"with {kind}", of, scale).context())
+        found = _with(harness, [Adapter(lora.load(harness, kind, of, scale))])
+        yield Comparison(f"without an adapter of {kind}", plain, expected, differs=True)
+        yield Comparison(f"with an adapter of {kind}", found, expected)
+
+
+def unfit(harness: Harness) -> Iterator[Comparison]:
+    """Load adapters that do not fit the model, which must be refused."""
+    plain, of = _read(harness.context()), lora.factors(harness, "fits")
+    fits = Adapter(lora.load(harness, "fits", of))
+    expected = _with(harness, [fits])
+    yield Comparison("with and without an adapter", expected, plain, differs=True)
+    name, (a, b) = next(iter(of.items()))
+    none = np.zeros(0, np.float32)
+    offers: dict[str, lora.Factors] = {
+        "shorter rows of A": {name: (a[:, :-1], b)},
+        "fewer rows of B": {name: (a, b[:-1])},
+        "other ranks": {name: (a[:-1], b)},
+        "no B": {name: (a, none)},
+        "no such tensor": {f"{name}.other": (a, b)},
+    }
+    for what, wrong in offers.items():
+        _refused(what, lora.offer(harness, what, wrong))
+    _refused("another architecture", lora.offer(harness, "other", of, "falcon"))
+    yield Comparison("without an adapter, after refused ones", _read(harness.context()), plain, exact=True)
+    yield Comparison("with one, after refused ones", _with(harness, [fits]), expected, exact=True)
+
+
+def unfit_experts(harness: Harness) -> Iterator[Comparison]:
+    """Load an adapter for half of the experts, which must be refused."""
+    plain = _read(harness.context())
+    of = lora.factors(harness, "half", kind="experts")
+    half = {name: (a[: len(a) // 2], b[: len(b) // 2]) for name, (a, b) in of.items()}
+    _refused("half of the experts", lora.offer(harness, "half", half))
+    yield Comparison("after it", _read(harness.context()), plain)
+
+
+def _refused(what: str, adapter: int) -> None:
+    """Raise UsageError if llama.cpp loaded an adapter; one that reads past a tensor is not run."""
+    if adapter:
+        raise UsageError(f"llama_adapter_lora_init took an adapter with {what} that it must refuse")
 
 
 def steered(harness: Harness) -> Iterator[Comparison]:

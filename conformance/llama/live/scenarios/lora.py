@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,24 @@ from gguf import GGUFReader, GGUFWriter
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.types import F32 as F32_TYPE
 from conformance.llama.zoo.load import RefusedError
 
 from .harness import F32, Context, Harness
 
-_WEIGHT = re.compile(r"(?:enc\.|dec\.)?blk\.\d+\.(?!.*(?:norm|conv|gate_inp|lerp|decay|rel_b|indexer|cls)).+\.weight")
+KINDS = {
+    "layers": re.compile(
+        r"(?:enc\.|dec\.)?blk\.\d+\.(?!.*(?:norm|conv|gate_inp|lerp|decay|rel_b|indexer|cls|exps)).+\.weight"
+    ),
+    "experts": re.compile(r"blk\.\d+\.ffn_\w+_exps\.weight"),
+    "router": re.compile(r"blk\.\d+\.ffn_gate_inp\.weight"),
+    "head": re.compile(r"output\.weight"),
+    "embeddings": re.compile(r"token_embd\.weight"),
+}
+"""Kind of tensors that llama.cpp takes adapters for -> names."""
 _LEAST = 16
-"""Smallest side of a matrix that gets an adapter."""
+"""Smallest side of a matrix of a layer that gets an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,46 +44,90 @@ class Adapter:
 
 
 Factors = dict[str, tuple[F32, F32]]
-"""Weight -> A `[rank, ne0]` and B `[ne1, rank]`."""
+"""Weight -> A `[rank, ne0]` and B `[ne1, rank]`, for experts with a first dimension `ne2`.
+
+A is `[ne1, rank]` and B `[ne0, rank]` for token embeddings.
+"""
 
 
 @cache
-def _matrices(model: str) -> tuple[tuple[str, int, int], ...]:
-    """Return name, `ne0` and `ne1` of every matrix of a layer."""
-    shapes = [(t.name, [int(n) for n in t.shape]) for t in GGUFReader(model).tensors]
-    return tuple((name, *ne) for name, ne in shapes if len(ne) == 2 and min(ne) >= _LEAST and _WEIGHT.fullmatch(name))  # type: ignore[misc]  # two
+def _matrices(model: str, kind: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return name and `ne` of every weight of a kind."""
+    shapes = [(t.name, tuple(int(n) for n in t.shape)) for t in GGUFReader(model).tensors]
+    least = _LEAST if kind == "layers" else 1
+    return tuple(
+        (name, ne)
+        for name, ne in shapes
+        if len(ne) == (3 if kind == "experts" else 2) and min(ne[:2]) >= least and KINDS[kind].fullmatch(name)
+    )
 
 
-def factors(harness: Harness, name: str, rank: int = 4) -> Factors:
-    """Draw random factors for every matrix; RefusedError if the file has no such weights."""
+def factors(harness: Harness, name: str, rank: int = 4, kind: str = "layers") -> Factors:
+    """Draw random factors for every weight of a kind; RefusedError if the file has none."""
     out: Factors = {}
-    for weight, ne0, ne1 in _matrices(harness.request.model):
+    for weight, (ne0, ne1, *more) in _matrices(harness.request.model, kind):
         stream = Stream(harness.request.stream, f"lora {name} {weight}")
-        a, b = stream.normal(rank * ne0, ne0**-0.5), stream.normal(rank * ne1, 0.3)
-        out[weight] = a.reshape(rank, ne0), b.reshape(ne1, rank)
+        n = prod(more)
+        if kind == "embeddings":
+            a, b = stream.normal(rank * ne1, 0.5), stream.normal(rank * ne0, 0.5)
+            out[weight] = a.reshape(ne1, rank), b.reshape(ne0, rank)
+            continue
+        a, b = stream.normal(n * rank * ne0, ne0**-0.5), stream.normal(n * rank * ne1, 0.3)
+        out[weight] = a.reshape(*more, rank, ne0), b.reshape(*more, ne1, rank)
     if not out:
         raise RefusedError("the model's file holds no weights that an adapter could change")
     return out
 
 
-def load(harness: Harness, name: str, of: Factors) -> int:
-    """Write and load an adapter file; UsageError if llama.cpp refuses it."""
-    path = harness.folder / f"{name}.gguf"
-    _write(path, str(harness.request.params["arch"]), of)
-    adapter: int | None = harness.call("adapter_lora_init")(harness.model, bytes(path))
+def merged(harness: Harness, name: str, of: Factors, scale: float) -> Harness:
+    """Load the model with an adapter added to its weights.
+
+    Raises:
+        RefusedError: they are not F32, or the file holds none.
+    """
+
+    def data(t: Tensor, held: Bytes) -> Bytes:
+        if t.name not in of:
+            return held
+        if t.type is not F32_TYPE:
+            raise RefusedError(f"{t.name} is {t.type.name}: an adapter is added to F32 weights only")
+        a, b = (x.astype(np.float64) for x in of[t.name])
+        change = a @ b.T if KINDS["embeddings"].fullmatch(t.name) else b @ a
+        shape = t.ne[: change.ndim][::-1]
+        return (held.view(np.float32).reshape(shape) + scale * change).astype(np.float32).reshape(-1).view(np.uint8)
+
+    return harness.another(harness.rewrite(name, data))
+
+
+def load(harness: Harness, name: str, of: Factors, scale: float = 1.0) -> int:
+    """Write and load an adapter file of a scale; UsageError if llama.cpp refuses it."""
+    adapter = offer(harness, name, of, scale=scale)
     if not adapter:
         raise UsageError(f"llama_adapter_lora_init returned NULL: {harness.library.reason()}")
     return adapter
 
 
-def _write(path: Path, arch: str, of: Factors) -> None:
+def offer(harness: Harness, name: str, of: Factors, arch: str = "", scale: float = 1.0) -> int:
+    """Write and load an adapter file; return 0 if llama.cpp refuses it.
+
+    `arch`: instead of the model's architecture.
+    """
+    path = harness.folder / f"{name}.gguf"
+    rank = next(iter(of.values()))[1].shape[-1]
+    _write(path, arch or str(harness.request.params["arch"]), of, scale * rank)
+    adapter: int | None = harness.call("adapter_lora_init")(harness.model, bytes(path))
+    return adapter or 0
+
+
+def _write(path: Path, arch: str, of: Factors, alpha: float) -> None:
     writer = GGUFWriter(path, arch)
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", float(next(iter(of.values()))[0].shape[0]))
-    for weight, (a, b) in of.items():
-        writer.add_tensor(f"{weight}.lora_a", np.ascontiguousarray(a))
-        writer.add_tensor(f"{weight}.lora_b", np.ascontiguousarray(b))
+    writer.add_float32("adapter.lora.alpha", alpha)
+    for weight, pair in of.items():
+        for end, values in zip("ab", pair, strict=True):
+            if values.size:
+                writer.add_tensor(f"{weight}.lora_{end}", np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

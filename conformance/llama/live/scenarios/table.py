@@ -161,6 +161,9 @@ _ROWS = (
     Scenario("lora-2", "2 adapters together equal one adapter", _ALL, adapters.both),
     Scenario("lora-many", "40 adapters together equal one adapter", _ALL, partial(adapters.many, n=40)),
     Scenario("lora-changed", "adapters change between batches of one shape", _ALL, adapters.changed),
+    Scenario("lora-merged", "adapters of each kind of weights, and weights with them added", _ALL, adapters.merged),
+    Scenario("lora-unfit", "adapters that do not fit are refused", _ALL, adapters.unfit),
+    Scenario("lora-unfit-experts", "an adapter of half the experts is refused", _ALL, adapters.unfit_experts),
     Scenario("cvec-removed", "a control vector is set and removed", _MEMORY, adapters.steered),
     Scenario("cvec-changed", "control vectors change between batches of one shape", _MEMORY, adapters.resteered),
     # inputs and outputs

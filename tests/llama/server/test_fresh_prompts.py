@@ -19,21 +19,15 @@ from marks import needs_wheel
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.llama.live.llama import Device
-from conformance.llama.model import server
 from conformance.llama.model.check import ModelCheck
 from conformance.llama.model.figures import F32, log_softmax
 from conformance.llama.model.llama_process import LlamaProcess, alone
 from conformance.llama.model.recording import ModelRecording
-from conformance.llama.model.server import (
-    BANDS,
-    TOKENS,
-    CompletionServer,
-    Continuation,
-    Judgement,
-    ServerJudge,
-    distance,
-)
 from conformance.llama.model.turns import setting
+from conformance.llama.server import judge as server
+from conformance.llama.server.client import Answer, Server
+from conformance.llama.server.judge import Continuation, Judgement, ServerJudge, distance, in_float64
+from conformance.llama.server.ways import FRESH, TOKENS, Asked
 
 Served = Callable[[list[int], int], F32]
 """Return the logits after a prompt and after each of n - 1 greedy tokens."""
@@ -106,12 +100,13 @@ def judged(model: Path, llama: LlamaProcess) -> Iterator[Callable[..., Judgement
     """Judge what is served; a server and the judge share the processes."""
     with closing(LlamaProcess(model, Device("llama.cpp", "", "CPU"))) as packed:
 
-        def judge(served: Served, tokens: int = 12 * TOKENS, *, ids: bool = True) -> Judgement:
+        def judge(served: Served, *, ids: bool = True) -> Judgement:
             def check(recording: ModelRecording) -> ModelCheck:
                 return ModelCheck(model, recording, lambda spec: Device(str(spec)))
 
             with serving(served, ids=ids) as url:
-                return ServerJudge(CompletionServer(url, llama), llama, packed, check).judge(tokens=tokens)
+                client = Server(url, lambda: llama.words(range(llama.n_vocab)))
+                return ServerJudge(client, llama, packed, in_float64(llama, check)).judge()
 
         yield judge
 
@@ -137,9 +132,10 @@ def test_the_same_model_raises_no_alarm(judged: Callable[..., Judgement], llama:
     """Another size of batches is right, whether a server names tokens by ids or texts."""
     if not ids:
         llama.words = lambda tokens: [f"<{t}>" for t in tokens]  # type: ignore[method-assign]
-    found = judged(playing(llama, "ubatch=8"), 4 * TOKENS, ids=ids)
+    found = judged(playing(llama, "ubatch=8"), ids=ids)
     assert not found.wrong
-    assert (found.tokens, {*found.blocks}) == (4 * TOKENS, {*BANDS})
+    assert tuple(found.blocks) == FRESH
+    assert 2 * server.LEAST * TOKENS <= found.tokens < 2 * server.PROMPTS * TOKENS
     assert not any(b.excess for b in found.every)
     assert found.sentence().startswith("the same model: ")
 
@@ -158,18 +154,15 @@ def test_wrong_servers_are_told_apart(
     judged: Callable[..., Judgement], llama: LlamaProcess, text: str, changed: Callable[[F32, int], F32], words: str
 ) -> None:
     """A quantised cache, other weights, and a fault of late positions each have their words."""
-    found = judged(playing(llama, text, changed), 24 * TOKENS)
+    found = judged(playing(llama, text, changed))
     assert found.wrong
     assert found.e_value >= 1 / server.ALARM
     assert found.sentence().endswith(words), found.sentence()
 
 
 @needs_wheel
-def test_the_command_hands_the_worst_prompt_over(
-    model: Path, llama: LlamaProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_hands_the_worst_prompt_over(model: Path, llama: LlamaProcess, tmp_path: Path) -> None:
     """A wrong server ends with 1, and a backend gets the prompt and tokens on which it was worst."""
-    monkeypatch.setattr(server, "BANDS", (4, 5))
     record = tmp_path / "server.json"
     with serving(playing(llama, "", lambda x, _: np.roll(x, 1, 1))) as url:
         call = ["check-model", str(model), "--server", f"{url}/v1", "--backend", "cpu", "--json", str(record)]
@@ -190,11 +183,11 @@ def test_the_command_hands_the_worst_prompt_over(
 def test_what_is_no_server() -> None:
     """A message says what the URL gave; a reply that lacks tokens has none."""
     with pytest.raises(UnavailableError, match="is the server running"):
-        CompletionServer("http://127.0.0.1:1", None).complete([1], 1)  # type: ignore[arg-type]
+        Server("http://127.0.0.1:1", list).complete([1], 1)
     with serving(lambda *_: np.zeros((0, 4), np.float32)) as url, pytest.raises(UsageError, match="no log prob"):
-        CompletionServer(url, None).complete([1], 1)  # type: ignore[arg-type]
+        Server(url, list).complete([1], 1)
     with serving(lambda *_: np.zeros((1, 4), np.float32), lost=1) as url:
-        assert CompletionServer(url, None).complete([1], 2) == ([], [])  # type: ignore[arg-type]
+        assert Server(url, list).complete([1], 2) == Answer()
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 5))
@@ -202,8 +195,8 @@ def test_the_e_process_is_a_fair_bet(excesses: list[bool], variants: int) -> Non
     """With an excess of probability 1 / (m + 1) the mean of the next value is the present one."""
 
     def value(outcomes: list[bool]) -> float:
-        blocks = [Continuation([], [0], [], 2.0 * e, 1.0, 0) for e in outcomes]
-        return Judgement("", variants, blocks={1: blocks}).e_value
+        blocks = [Continuation(Asked([], [0]), 2.0 * e, 1.0, 0) for e in outcomes]
+        return Judgement("", {"fresh-24": blocks}, variants).e_value
 
     p = 1 / (variants + 1)
     mean = p * value([*excesses, True]) + (1 - p) * value([*excesses, False])

@@ -1,0 +1,1 @@
+"""Judges servers of llama.cpp: their slots, caches and memory."""
