@@ -137,7 +137,7 @@ def perf_run(
         return
     ends = time.monotonic() + (inf if budget is None else budget)
     specs, lacking = specs_here(backends, isolation)
-    graphs = {} if model is None else dict(zip(chosen, _graphs(model, sizes), strict=True))
+    graphs: dict[Unit, Case] = {} if model is None else dict(zip(chosen, _graphs(model, sizes), strict=True))
     base = _Base.of(against, specs, isolation, counted=counted)
     answers: list[gating.Answer] = []
     left = [(u, s) for u in chosen for s in specs]
@@ -201,7 +201,8 @@ def _graphs(model: Path, sizes: Sequence[tuple[int, int]]) -> Iterator[Case]:
     assert family.recorded is not None  # the family of models has it
     for prompt, decode in sizes:
         with Progress().of(since(f"llama.cpp runs {model.name}")):
-            yield family.recorded(model, prompt, decode)
+            found = family.recorded(model, prompt, decode)
+        yield found
 
 
 @dataclass(frozen=True, slots=True)

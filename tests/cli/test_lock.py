@@ -18,7 +18,7 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
-EXTRAS = {"requirements.txt": ("test",), "action-requirements.txt": ()}
+EXTRAS: dict[str, tuple[str, ...]] = {"requirements.txt": ("test",), "action-requirements.txt": ()}
 """Lock -> the extras of the project in it."""
 TEXTS = {name: (ROOT / "ci" / name).read_text(encoding="utf-8") for name in EXTRAS}
 

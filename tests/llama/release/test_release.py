@@ -229,10 +229,10 @@ class Timed(Fixed):
 
     seconds: list[float] = field(default_factory=list)
 
-    def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
+    def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
         """As without it."""
-        self.seconds.append(seconds)
-        return super().find(results, seconds)
+        self.seconds.append(_seconds)
+        return super().find(results, _seconds)
 
 
 def test_time_goes_where_failures_are() -> None:
