@@ -651,5 +651,6 @@ class TestRun:
             self.journal.end(written=False)
 
     def recovered(self) -> list[str]:
-        """Save the cases that an interrupted process left; return a sentence on each."""
-        return [it.sentence() for it in recover(self.chosen.folder)]
+        """Save the cases that a killed run of these backends left; return a sentence on each."""
+        own = {*map(str, self.chosen.specs), str(self.chosen.against)}
+        return [it.sentence() for it in recover(self.chosen.folder, own)]

@@ -240,11 +240,10 @@ class Executor:
 
     def __str__(self) -> str:
         names = ", ".join(f"{b.waiting} of {s}" for s, b in self._backends.items() if b.waiting)
+        left = f"; waiting: {names}" if names else ""
         done = sum(r is not None for r in self._results.values())
         died = f", {self.deaths} died" if self.deaths else ""
-        return (
-            f"{done:,} of {len(self._results):,} on {len(self._workers)} workers{died}; waiting: {names or 'nothing'}"
-        )
+        return f"{done:,} of {len(self._results):,} on {len(self._workers)} workers{died}{left}"
 
     def _machine(self) -> dict[str, JSON]:
         """Return the workers' environment; for several kinds of machines a common name."""

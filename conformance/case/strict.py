@@ -173,7 +173,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except ValueError as e:
-        raise UsageError(f"{where}: {e}") from None
+        raise UsageError(f"{where}: TOML expected: {e}") from None
     except RecursionError:
         raise UsageError(f"{where}: TOML expected, found tables or arrays nested deeper than can be read") from None
 

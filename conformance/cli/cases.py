@@ -74,7 +74,8 @@ def _other(path: Path) -> str:
     keys = int.from_bytes(head[16:24], "little")
     return (
         f"this is a model ({name}, {keys} keys), not a case: `conform check-model {path} --backend NAME` judges a "
-        f"backend on it, `conform capture {path} -o case.gguf` makes a case of it"
+        f"backend on it, `conform perf run --model {path}` times it, and `conform capture {path} -o case.gguf` makes a "
+        "case of it"
     )
 
 

@@ -11,8 +11,10 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import quote
 
 import click
+from click.core import ParameterSource
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
@@ -28,11 +30,13 @@ from conformance.perf.calibrate import MARGIN, SLOWDOWNS, calibrate, record, res
 from conformance.perf.count import check_callgrind
 from conformance.perf.gates import BUDGET, COUNT_LIMIT, Gate, Judge
 from conformance.perf.statistics import REGRESSED, UNDECIDED
-from conformance.perf.units import FAMILY, ROUNDS, Unit, units, whole
+from conformance.perf.units import FAMILY, MODEL_ROUNDS, ROUNDS, Unit, of_model, units, whole
 from conformance.report import runfile
+from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 from conformance.report.runs import read_runs
 from conformance.run.isolation.isolate import Isolation, Workers
+from conformance.run.live import LIVE
 from conformance.run.runner import Runner
 from conformance.run.session.environment import environment
 from conformance.run.session.select import available, build, expect_backend, record_of
@@ -50,6 +54,9 @@ BOOKKEEPING = ("Const", "Input", "Output", "MemoryInput", "MemoryOutput", "Resha
 """Types of layers that compute nothing."""
 COLUMNS = ("unit", "backend", "verdict", "rate", "95 % interval", "rounds", "compiles", "MiB", "why not timed")
 COUNT_COLUMNS = ("unit", "backend", "verdict", "instructions", "D1 misses", "LL misses", "rate", "why not counted")
+MODEL, CHECKED = "model", 8
+"""Live family of model files; tokens of an answer that a backend must get right to be timed."""
+SHORT = {"prompt": "-p", "decode": "-n"}
 LATE = "not started (--budget)"
 NOT_MEASURED = {MissingCause.INTERRUPTED: "interrupted", MissingCause.TIME_LIMIT: LATE}
 """Cause of a unit without a result -> its text."""
@@ -86,6 +93,11 @@ def perf() -> None:
 @options.AGAINST.click(help="Backend or record to compare with; fail if slower.")
 @click.option("--count", "counted", is_flag=True, help="Also count instructions and cache misses, and judge by them.")
 @click.option("--list", "listing", is_flag=True, help="List work units and their cases, and exit.")
+@click.option("--model", type=ExistingFile, metavar="FILE", help="Measure this GGUF model as llama-bench does.")
+@click.option("-p", "prompt", type=click.IntRange(0, 1 << 17), metavar="N", default=512, show_default=True,
+              help="Tokens of the prompt (pp); 0: none.")  # fmt: skip
+@click.option("-n", "decode", type=click.IntRange(0, 1 << 17), metavar="N", default=128, show_default=True,
+              help="Tokens that are decoded one by one (tg); 0: none.")  # fmt: skip
 @options.BUDGET.click()
 @json_option
 @isolation
@@ -97,11 +109,14 @@ def perf_run(
     against: str | None,
     counted: bool,
     listing: bool,
+    model: Path | None,
+    prompt: int,
+    decode: int,
     budget: float | None,
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
-    """Measure work units, or all steps of a case, on backends that take turns.
+    """Measure work units, all steps of a case, or a model, on backends that take turns.
 
     UNIT is a glob over the units of the level (default: all), CASE an id, FILE a case file. ggml computes with one
     thread by default (`ggml?threads=2` changes it), OpenVINO with one per core.
@@ -109,23 +124,29 @@ def perf_run(
     With --against BACKEND each unit takes up to 90 s. With --count instructions are compared instead of times, exactly:
     valgrind runs each backend once more, on a simulated processor.
 
+    With --model the graphs that llama.cpp builds for FILE are timed, once `check-model` finds the backend right: a
+    prompt of -p tokens, and -n tokens one by one, each on an empty cache.
+
     Exit codes as for `conform run`; 5 also if the machine was too noisy to decide.
     """
-    chosen, cases = _units(level, what)
+    sizes = _sizes(model, what, prompt, decode)
+    chosen, cases = _units(level, what) if model is None else (_units_of(model, sizes), {})
     if listing:
         for u in chosen:
             click.echo("\t".join(map(printable, (u.name, f"{u.work} {u.of}", u.case_id))))
         return
     ends = time.monotonic() + (inf if budget is None else budget)
     specs, lacking = specs_here(backends, isolation)
+    graphs: dict[Unit, Case] = {} if model is None else dict(zip(chosen, _graphs(model, sizes), strict=True))
     base = _Base.of(against, specs, isolation, counted=counted)
     answers: list[gating.Answer] = []
     left = [(u, s) for u in chosen for s in specs]
     cause = MissingCause.LOST
     with closing(Runner(isolation=isolation)) as runner:
-        judge_ = Judge(Bench(runner, isolation, cases), BUDGET)
+        judge_ = Judge(Bench(runner, isolation, cases, graphs), BUDGET)
+        enough = rounds or (MODEL_ROUNDS if model else ROUNDS[level])
         try:
-            for unit, found in base.measure_all(judge_, chosen, specs, rounds or ROUNDS[level], ends):
+            for unit, found in base.measure_all(judge_, chosen, specs, enough, ends):
                 answers += found
                 left = [(u, s) for u, s in left if u is not unit]
             cause = MissingCause.TIME_LIMIT
@@ -149,6 +170,39 @@ def perf_run(
     for name, reason in lacking.items():
         line(f"{name}: not available: {reason}")
     leave(judge(results, missing))
+
+
+def _sizes(model: Path | None, what: Sequence[str], prompt: int, decode: int) -> list[tuple[int, int]]:
+    """Return prompt and tokens of each unit of a model; UsageError for a wrong combination."""
+    source = click.get_current_context().get_parameter_source
+    if model is None:
+        given = [name for name in ("prompt", "decode") if source(name) is not ParameterSource.DEFAULT]
+        if given:
+            raise UsageError(
+                f"perf run: {' and '.join(SHORT[name] for name in given)}: --model FILE expected beside it"
+            )
+        return []
+    if what:
+        raise UsageError(f"perf run --model {model}: no units or cases expected, {what[0]!r} found")
+    sizes = [size for size in ((prompt, 0), (0, decode)) if any(size)]
+    if not sizes:
+        raise UsageError("perf run: -p 0 -n 0: at least one number above 0 expected")
+    return sizes
+
+
+def _units_of(model: Path, sizes: Sequence[tuple[int, int]]) -> list[Unit]:
+    case_id = f"{MODEL}/{quote(model.as_posix(), safe='/:', errors='surrogateescape')}-decode={CHECKED}@0"
+    return [of_model(case_id, model.stem, *size) for size in sizes]
+
+
+def _graphs(model: Path, sizes: Sequence[tuple[int, int]]) -> Iterator[Case]:
+    """Let llama.cpp record what is timed of a model; UsageError if it cannot load it."""
+    family = LIVE[MODEL]
+    assert family.recorded is not None  # the family of models has it
+    for prompt, decode in sizes:
+        with Progress().of(since(f"llama.cpp runs {model.name}")):
+            found = family.recorded(model, prompt, decode)
+        yield found
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +306,8 @@ def _units(level: Level, words: Sequence[str]) -> tuple[list[Unit], dict[str, Ca
     cases: dict[str, Case] = {}
     found: dict[Unit, None] = {}
     for word in words or ["*"]:
-        if Path(word).is_file():
-            own = read_cases(Path(word))
+        if Path(word).is_file() or word.endswith(".gguf"):
+            own = read_cases(_existing(word))
             cases |= {c.id: c for c in own}
         elif word.partition("/")[0] in FAMILIES:
             own = [build(word)]
@@ -263,6 +317,12 @@ def _units(level: Level, words: Sequence[str]) -> tuple[list[Unit], dict[str, Ca
         for case in own:
             found |= dict.fromkeys(whole(case.id, len(case.steps)))
     return list(found), cases
+
+
+def _existing(word: str) -> Path:
+    if not Path(word).exists():
+        raise UsageError(f"{word}: no such file; a unit, the id of a case, or a case file expected")
+    return Path(word)
 
 
 def _write(

@@ -48,6 +48,8 @@ from .changed import against_build, only_changed
 from .options import chosen, missing_backends, say_seed
 from .output import cause_lines, end, fail_by, grid, leave, line, silence
 
+DIFFERENT = 20
+"""Most lines on cases that differ from a base in the same way."""
 COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
 
 
@@ -522,14 +524,18 @@ def _figure(x: float | None) -> str:
 
 
 def _compared(it: TestRun, *, quiet: bool) -> list[str]:
-    """Return a line for each case that differs from the base run."""
+    """Return a line for each case that differs from the base, at most `DIFFERENT` of a state."""
     if it.against is None:
         return []
     pairs = it.against.pairs(it.results)
     changed = [p for p in pairs if p.state in DIFFERS] if not quiet else []
-    lines = [
-        f"{p.state}: {p.after.verdict} {p.case} on {p.backend}, was {p.before.verdict}"
-        + (f": {p.worse}" if p.worse and p.before.verdict == p.after.verdict else "")
-        for p in changed
-    ]
+    lines: list[str] = []
+    for state in DIFFERS:
+        own = [p for p in changed if p.state is state]
+        lines += [
+            f"{p.state}: {p.after.verdict} {p.case} on {p.backend}, was {p.before.verdict}"
+            + (f": {p.worse}" if p.worse and p.before.verdict == p.after.verdict else "")
+            for p in own[:DIFFERENT]
+        ]
+        lines += [f"{state}: {len(own) - DIFFERENT:,} more; --json FILE has all"] if len(own) > DIFFERENT else []
     return [*lines, compared([str(it.chosen.base or it.chosen.against)], pairs)]

@@ -76,19 +76,28 @@ class Bench:
         runner: runs the cases.
         isolation: limits of the measured processes.
         cases: cases that cannot be built from their id, by id.
+        graphs: what is timed of units whose case has no steps.
     """
 
     def __init__(
-        self, runner: Runner, isolation: Isolation | None = None, cases: Mapping[str, Case] | None = None
+        self,
+        runner: Runner,
+        isolation: Isolation | None = None,
+        cases: Mapping[str, Case] | None = None,
+        graphs: Mapping[Unit, Case] | None = None,
     ) -> None:
         self._runner = runner
         self._isolation = isolation or Isolation()
-        self._cases = cases or {}
+        self._cases, self._graphs = cases or {}, graphs or {}
         self._results: dict[tuple[Spec, str], Result] = {}
 
     def case(self, unit: Unit) -> Case:
         """Return the case of a unit."""
         return self._cases.get(unit.case_id) or self._runner.case(unit.case_id)
+
+    def graphs(self, unit: Unit) -> Case:
+        """Return the steps of a unit."""
+        return self._graphs.get(unit) or self.case(unit)
 
     def result(self, unit: Unit, spec: Spec) -> Result:
         """Run the unit's case on a backend; several units that share a case run it once."""
@@ -112,7 +121,7 @@ class Bench:
         if not unit.timed or result.verdict is not Verdict.PASS:
             why = result.sentence() if result.verdict is not Verdict.PASS else "nothing is timed in it"
             raise UsageError(f"{unit.name} on {spec}: {why}")
-        return Measured(unit, self.case(unit), name or str(spec), self.opener(spec))
+        return Measured(unit, self.graphs(unit), name or str(spec), self.opener(spec))
 
     def held(self, spec: Spec) -> int:
         """Return the Q8_0 weights in a process's memory in percent (`perf.held`)."""
@@ -127,7 +136,7 @@ class Bench:
                 limit = SLOWDOWN * self._isolation.time_limit
                 isolation = replace(self._isolation, under=counter.under, time_limit=limit)
                 opener = partial(open_backend, row.backend, Workers(isolation), own=True)
-                row.counts = count(row.unit, self.case(row.unit), opener, counter)
+                row.counts = count(row.unit, self.graphs(row.unit), opener, counter)
         except UnavailableError as e:
             row.result = replace(row.result, verdict=Verdict.UNSUPPORTED, error=Error(f"not counted: {e}"))
         except Exception as e:  # noqa: BLE001  # an adapter's own fault costs one unit, not the run
@@ -177,7 +186,7 @@ class Bench:
 
     def _memory(self, row: Row) -> None:
         try:
-            row.measured(memory(self.case(row.unit), self.opener(row.backend)))
+            row.measured(memory(self.graphs(row.unit), self.opener(row.backend)))
         except Exception as e:  # noqa: BLE001  # as above
             row.failed(e)
 

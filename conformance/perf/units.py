@@ -134,6 +134,12 @@ def whole(case_id: str, steps: int) -> tuple[Unit, Unit]:
     return Unit("case", model, case_id, steps, "steps"), memory_
 
 
+def of_model(case_id: str, name: str, prompt: int, decode: int) -> Unit:
+    """Time a model on an empty cache: llama-bench's pp for a prompt, its tg for single tokens."""
+    unit = f"pp{prompt}" if prompt else f"tg{decode}"
+    return Unit(unit, name, case_id, prompt or decode, "tokens")
+
+
 def _case(model: str, tokens: int, plan: str) -> str:
     return f"kv_growth/{model},ctx={-(-tokens // BLOCK) * BLOCK},run={plan}@1"
 
@@ -165,6 +171,8 @@ UNITS: dict[Level, tuple[Unit, ...]] = {
 BY_ID = {u.id: u for every in UNITS.values() for u in every}
 """Units of all levels by the ids of their results."""
 
+MODEL_ROUNDS = 6
+"""Default rounds of a model: the fewest that have an interval."""
 ROUNDS: dict[Level, int] = {"smoke": 5, "standard": 10, "full": 10}
 """Level -> default rounds, without warm-up."""
 

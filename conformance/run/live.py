@@ -104,6 +104,8 @@ class LiveFamily(Family):
     """True if its cases measure time or energy: they run alone, one after the other."""
     unlisted: Callable[[str], Sequence[str]] = lambda _: ()
     """Function that returns ids that are in no level and match a glob."""
+    recorded: Callable[[Path, int, int], Case] | None = None
+    """Function that records a model file: a prompt of N tokens, then M single tokens."""
 
 
 def fault(name: str, family: object) -> str:

@@ -1,4 +1,4 @@
-"""The lock of CI and the nightly: what it pins is what pyproject.toml asks for, on every Python that it names."""
+"""The locks of CI, of the nightly and of the container: they pin what pyproject.toml asks for, on every Python."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = ROOT / "ci" / "requirements.txt"
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
-TEXT = LOCK.read_text(encoding="utf-8")
-ENTRIES = re.sub(r"\\\n\s*", " ", re.sub(r"(?m)^\s*#.*\n", "", TEXT)).strip().splitlines()
+EXTRAS: dict[str, tuple[str, ...]] = {"requirements.txt": ("test",), "action-requirements.txt": ()}
+"""Lock -> the extras of the project in it."""
+TEXTS = {name: (ROOT / "ci" / name).read_text(encoding="utf-8") for name in EXTRAS}
+
+
+def _entries(lock: str) -> list[str]:
+    return re.sub(r"\\\n\s*", " ", re.sub(r"(?m)^\s*#.*\n", "", TEXTS[lock])).strip().splitlines()
 
 
 def _environment(python: str, machine: str) -> dict[str, str]:
@@ -37,10 +41,10 @@ def _environment(python: str, machine: str) -> dict[str, str]:
     }
 
 
-def _pinned(environment: dict[str, str]) -> dict[str, str]:
+def _pinned(lock: str, environment: dict[str, str]) -> dict[str, str]:
     """Package -> the one version that is installed there."""
     found: dict[str, str] = {}
-    for line in ENTRIES:
+    for line in _entries(lock):
         requirement = Requirement(line.partition(" --hash=")[0])
         if requirement.marker is None or requirement.marker.evaluate(environment):
             name = canonicalize_name(requirement.name)
@@ -53,34 +57,38 @@ def _pinned(environment: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("python", PYTHONS)
-def test_the_lock_is_within_the_ranges_of_the_project(python: str, machine: str) -> None:
+@pytest.mark.parametrize("lock", EXTRAS)
+def test_the_lock_is_within_the_ranges_of_the_project(lock: str, python: str, machine: str) -> None:
     """Each dependency, those of the tests and of the build too, has one version, which pyproject.toml allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wanted = [
         *project["project"]["dependencies"],
-        *project["project"]["optional-dependencies"]["test"],
+        *(text for extra in EXTRAS[lock] for text in project["project"]["optional-dependencies"][extra]),
         *project["build-system"]["requires"],
     ]
     environment = _environment(python, machine)
-    pinned = _pinned(environment)
+    pinned = _pinned(lock, environment)
     for requirement in map(Requirement, wanted):
         if requirement.marker is None or requirement.marker.evaluate(environment):
             version = pinned[canonicalize_name(requirement.name)]
             assert requirement.specifier.contains(version), f"{requirement}: the lock has {version}"
 
 
-def test_every_pin_has_hashes() -> None:
+@pytest.mark.parametrize("lock", EXTRAS)
+def test_every_pin_has_hashes(lock: str) -> None:
     """What is installed is what was looked at when the lock was made, whoever serves it."""
-    assert len(ENTRIES) > 20
-    for line in ENTRIES:
+    entries = _entries(lock)
+    assert len(entries) > 20
+    for line in entries:
         assert re.search(r" --hash=sha256:[0-9a-f]{64}", line), line
 
 
-def test_the_lock_names_no_machine() -> None:
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_the_lock_names_no_machine(text: str) -> None:
     """Neither an index nor a path: it installs from wherever pip is told to."""
-    assert "://" not in TEXT
-    assert not re.search(r"(?m)^\s*(-|[^#\n]*@ )", re.sub(r"(?m)^\s+--hash.*$", "", TEXT))
-    assert not re.search(r"/(tmp|root|home|opt|Users|work)\b", TEXT)
+    assert "://" not in text
+    assert not re.search(r"(?m)^\s*(-|[^#\n]*@ )", re.sub(r"(?m)^\s+--hash.*$", "", text))
+    assert not re.search(r"/(tmp|root|home|opt|Users|work)\b", text)
 
 
 @pytest.mark.parametrize("path", [".ci/run", ".github/workflows/nightly.yml"])

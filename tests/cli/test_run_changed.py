@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from builds_made import edited
+from builds_made import edited, pair
 from click.testing import CliRunner, Result
 from marks import needs_wheel
 
@@ -45,10 +45,7 @@ def test_an_edit_is_noticed_and_the_rest_left_out(tmp_path: Path) -> None:
 @x86_only
 def test_a_build_may_be_a_folder_with_a_dot(tmp_path: Path) -> None:
     """`--against build.old`, as the manual writes it, is a build: its name is not taken for a file that is missing."""
-    for name in ("build", "build.old"):
-        (tmp_path / name).mkdir()
-    edited(tmp_path / "build", "ggml_compute_forward_cumsum", "addss", 0x5C)
-    (tmp_path / "build.old" / find().name).symlink_to(find())
+    pair("ggml_compute_forward_cumsum", tmp_path / "build", tmp_path / "build.old")
     words = ("-b", f"ggml?lib={tmp_path / 'build'}", "--against", str(tmp_path / "build.old"), "--changed")
     ran = run(*words, "--maxfail", "1", "--case", "ops/CUMSUM-f32-ne=31x1@960")
     assert ran.exit_code == 1, ran.output

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import builds_made
 import click
 import pytest
-from builds_made import edited
+from builds_made import pair
 from classes import (
     EVERY,
     EXIT,
@@ -45,7 +46,6 @@ from conformance.causes import rank
 from conformance.cli import COMMANDS, main
 from conformance.cli.options import PERF, PERF_RUN
 from conformance.cli.options import RUN as OPTIONS
-from conformance.ggml.lib.library import find
 from conformance.run.session.select import build
 
 KNOWN = ("ops/SUM-f32-ne=5x3,vne=p1023@1", "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1", "ops/SUM-f32-ne=5x3@1")
@@ -89,14 +89,6 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trees(folder: Path, function: str, new: str, old: str) -> None:
-    """The wheel's library with an edit, and without."""
-    for name in (new, old):
-        (folder / name).mkdir()
-    edited(folder / new, function, "addss", 0x5C)
-    (folder / old / find().name).symlink_to(find())
-
-
 @pytest.fixture(autouse=True, scope="module")
 def few_architectures() -> Iterator[None]:
     """`conform triage` counts no architectures: llama.cpp lays most of them out, in a minute and a half."""
@@ -115,7 +107,8 @@ def test_what_a_document_shows_happens(
     if document in TREES:
         if platform.machine() != "x86_64":
             pytest.skip("edits an instruction of x86-64")
-        trees(tmp_path, *TREES[document])
+        function, new, old = TREES[document]
+        pair(function, tmp_path / new, tmp_path / old)
     monkeypatch.chdir(tmp_path)
     files = [block for block in blocks(document) if block.file]
     mine = [c for c in of_class("run") if c.document == document]
@@ -264,7 +257,14 @@ def test_the_guides_are_run_whole() -> None:
     assert len({c.document for c in guides}) == 5
     assert [f"{c.where}: {c.text}" for c in guides if class_of(c) not in {"run", "named", "other"}] == []
     assert [c.where for c in guides if class_of(c) == "named" and tuple(options_in(c.words))] == []
-    assert {c.program for c in guides if class_of(c) == "other"} == {"pip", "python", ".", "cp", "cmake"}
+    assert {c.program for c in guides if class_of(c) == "other"} == {"pip", "python", ".", "cp", "cmake", "mkdir"}
+
+
+def test_a_guide_says_how_to_make_its_builds() -> None:
+    """The script and its words are those by which the guide's commands are tested."""
+    made = {c.document: c.words[1:] for c in EVERY if "builds_made.py" in c.text}
+    guides = {d: (builds_made.__file__, *words) for d, words in TREES.items() if d.startswith("docs/guides/")}
+    assert {d: (str(ROOT / words[0]), *words[1:]) for d, words in made.items()} == guides
 
 
 def test_inline_commands_are_found_and_run(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from marks import needs_wheel
 from sessions_of_pytest import ROOT, session
 
 from backends.cpu import CpuBackend
@@ -367,6 +368,48 @@ def test_one_case_is_timed_with_its_kernels(tmp_path: Path) -> None:
     ]
     assert found["perf/case-memory/ops/own@1"]["memory.peak"] > 0
     assert "cpu: 1 RMS_NORM" in done.output
+
+
+@needs_wheel
+def test_a_model_is_timed_as_llama_bench_does(tmp_path: Path) -> None:
+    """Its prompt and its tokens each have a rate and an interval; a backend that is wrong on the model has neither."""
+    model, written = tmp_path / "a model.gguf", tmp_path / "run.json"
+    assert CliRunner().invoke(main, ["capture", "llama", "--model", "-o", str(model)]).exit_code == 0
+    words = ["perf", "run", "--model", str(model), "-p", "24", "-n", "3", "--json", str(written)]
+    done = CliRunner().invoke(main, [*words, "--backend", "ggml", "--backend", "xdna2"])
+    assert done.exit_code == 0, done.output
+    rows = {(r["case"], r["backend"]): r for r in json.loads(written.read_text())["results"]}
+    for unit in ("pp24", "tg3"):
+        timed, refused = (rows[f"perf/{unit}/a model@1", b] for b in ("ggml", "xdna2"))
+        assert timed["verdict"] == "PASS"
+        m = timed["metrics"]
+        assert m["seconds.low"] <= m["seconds"] <= m["seconds.high"]
+        assert round(m["tokens_per_second"] * m["seconds"]) == int(unit[2:])
+        assert refused["verdict"] == "UNSUPPORTED"
+        assert "tokens_per_second" not in refused["metrics"]
+    nodes = {unit: rows[f"perf/{unit}/a model@1", "ggml"]["metrics"]["nodes"] for unit in ("pp24", "tg3")}
+    assert nodes["tg3"] == 3 * nodes["pp24"], "a graph per token"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-p", "3"], "-p: --model FILE expected"),
+        (["--model", "run.json"], "this is a text file, not a model in GGUF"),
+        (["--model", "run.json", "load"], "no units or cases expected, 'load' found"),
+        (["--model", "run.json", "-p", "0", "-n", "0"], "at least one number above 0"),
+        (["--model", "run.json", "-n", "-1"], "-1 is not in the range"),
+        (["nothere.gguf"], "nothere.gguf: no such file"),
+    ],
+)
+def test_wrong_words_about_a_model_are_one_message(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2, before any backend is measured."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.json").write_text("{}")
+    done = CliRunner().invoke(main, ["perf", "run", "--backend", "cpu", *words])
+    assert (done.exit_code, said in done.output) == (2, True), done.output
 
 
 @pytest.mark.parametrize(("old", "new"), [("aa", "calibrate"), ("units", "run --list"), ("compare", "run --against")])

@@ -65,6 +65,18 @@ def test_only_what_is_new_since_a_record_fails(record: Path, case: str, before: 
     assert says in done.output
 
 
+def test_many_cases_that_differ_alike_are_counted(tmp_path: Path) -> None:
+    """Twenty are listed, and the others are a number."""
+    path = tmp_path / "before.json"
+    words = ("run", "--backend", "ggml", "--case", "ops/ADD-*", "--json", str(path))
+    assert conform(*words).exit_code == 0
+    n = len(_document(path)["results"])
+    path.write_text(path.read_text().replace('"verdict": "PASS"', '"verdict": "FAIL"'))
+    done = conform(*words[:-2], "--against", str(path))
+    assert done.output.count("fixed: PASS") == 20
+    assert f"fixed: {n - 20} more; --json FILE has all" in done.output
+
+
 def test_a_worse_failure_than_the_base_has_fails(record: Path) -> None:
     """A failure of the base excuses no error a hundred times as large, and the output says what got worse."""
     document = _document(record)

@@ -68,6 +68,16 @@ def test_a_killed_run_leaves_its_case(tmp_path: Path, case_id: str) -> None:
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
+def test_a_run_of_another_backend_tells_nothing(tmp_path: Path) -> None:
+    """It leaves the journal; the next run with the backend takes it."""
+    journal = tmp_path / f"{PREFIX}1.jsonl"
+    journal.write_text(_text({**STARTED, "backend": "cpu"}))
+    assert recover(tmp_path, {"ggml"}) == []
+    assert journal.exists()
+    (left,) = recover(tmp_path, {"ggml", "cpu"})
+    assert (left.backend, journal.exists()) == ("cpu", False)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_a_run_killed_in_a_batch_leaves_the_batch(tmp_path: Path) -> None:
     """Nobody knows which case of it it was, so all are kept, in one file."""

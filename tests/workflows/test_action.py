@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from workflow_steps import Machine, read, steps
+
+from conformance.cli import main
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / "action.yml"
 CALLED = ROOT / ".github" / "workflows" / "test-build.yml"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONTAINER = ROOT / "ci" / "container" / "Containerfile"
 GIVEN = {
     "inputs.build": "build/my llama", "inputs.against": "", "inputs.devices": "", "inputs.budget": "20m",
@@ -157,6 +170,45 @@ def test_the_container_file_is_whole(tmp_path: Path) -> None:
         done = machine.run({"run": script, "env": {"VERSION": "1.0"}})
         assert done.returncode == 0, done.stderr
     assert "pip install --require-hashes -r /suite/ci/action-requirements.txt" in machine.calls
+
+
+def _copied() -> dict[str, Path]:
+    """Each path below /suite of the image -> what it is copied from."""
+    found: dict[str, Path] = {}
+    for line in CONTAINER.read_text(encoding="utf-8").splitlines():
+        if line.startswith("COPY "):
+            *sources, to = shlex.split(line)[1:]
+            for source in sources:
+                inside = to.removeprefix("/suite/") + ("" if (ROOT / source).is_dir() else Path(source).name)
+                found[inside] = ROOT / source
+    return found
+
+
+def test_the_container_installs_the_whole_package(tmp_path: Path) -> None:
+    """From what is copied setuptools finds the packages that it finds in the checkout, with their folders."""
+    for inside, source in _copied().items():
+        (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / inside).symlink_to(source)
+    program = "from distutils.core import run_setup; d = run_setup('setup.py', stop_after='init'); import os\n"
+    program += "print(sorted(d.packages), sorted(map(os.path.isdir, d.package_dir.values())))"
+    command = [sys.executable, "-W", "ignore", "-c", f"import setuptools; {program}"]
+    found = [
+        subprocess.run(command, cwd=w, capture_output=True, text=True, check=True).stdout for w in (tmp_path, ROOT)
+    ]
+    assert found[0] == found[1]
+    assert "'conformance.golden'" in found[0]
+    assert "False" not in found[0]
+
+
+def test_the_container_has_one_command() -> None:
+    """Its entry is `conform build test`: a script that the package installs, and a command that it has."""
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", CONTAINER.read_text(encoding="utf-8"), re.MULTILINE)
+    program, *words = json.loads(entry)
+    assert (program, words) == ("conform", ["build", "test"])
+    module, _, name = PROJECT["scripts"][program].partition(":")
+    assert callable(getattr(import_module(module), name))
+    done = CliRunner().invoke(main, [*words, "--help"])
+    assert (done.exit_code, "--against" in done.output) == (0, True)
 
 
 def test_the_sample_of_the_docs_calls_the_action(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_source_distribution_makes_the_same_wheel(tmp_path: Path) -> None:
     _python(clone, "import setuptools.build_meta as b; b.build_sdist('../dist')")
     (sdist,) = (tmp_path / "dist").iterdir()
     version = re.sub(r"\.tar\.gz$", "", sdist.name).partition("-")[2]
-    assert re.fullmatch(r"0\.1\.[0-9]+\.dev[0-9]+\+g[0-9a-f]+(\.d[0-9]+)?", version)
+    assert re.fullmatch(r"1\.0\.[0-9]+\.dev[0-9]+\+g[0-9a-f]+(\.d[0-9]+)?", version)
     _python(tmp_path, f"import tarfile; tarfile.open({str(sdist)!r}).extractall('.', filter='data')")
     _python(next(tmp_path.glob("ggml_conformance-*")), "import setuptools.build_meta as b; b.build_wheel('../dist')")
     (wheel,) = (tmp_path / "dist").glob("*.whl")
@@ -102,6 +102,16 @@ def test_a_source_distribution_makes_the_same_wheel(tmp_path: Path) -> None:
 def _python(folder: Path, program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_version_is_the_one_that_the_changelog_describes() -> None:
+    """The tree, the newest part of the changelog, the citation, the container and the instructions name one version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    version = project["tool"]["setuptools_scm"]["fallback_version"]
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0] == version
+    assert read(ROOT / "CITATION.cff")["version"] == version
+    assert f"ARG VERSION={version}\n" in (ROOT / "ci" / "container" / "Containerfile").read_text(encoding="utf-8")
+    assert f"git tag v{version} " in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_each_change_has_a_kind() -> None:

@@ -149,7 +149,7 @@ def build_diff(new: str, old: str) -> None:
 
 
 @build.command("state")
-@click.argument("path", metavar="[TOML]", required=False, type=options.ExistingFile, default=BUILDS)
+@click.argument("path", metavar="[TOML]", required=False, type=options.ExistingFile)
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="Test only devices that begin with NAME.")
 @options.BUDGET.click(default="30m", show_default=True, help="Maximum time per build: 90s, 30m, 2h.")
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
@@ -159,7 +159,7 @@ def build_diff(new: str, old: str) -> None:
 @options.JOBS.click()
 @options.isolation
 def build_state(
-    path: Path,
+    path: Path | None,
     devices: Sequence[str],
     budget: float,
     level: Level,
@@ -172,7 +172,9 @@ def build_state(
     TOML is described in docs/builds.md; default: ci/builds.toml of the checkout. A build with a record in DIR is not
     tested again. Exit codes: 1 a build could not be tested, 5 some cases did not run: see docs/exit-codes.md.
     """
-    listed = state.read(path)
+    if path is None and not BUILDS.is_file():
+        raise UsageError("build state: a TOML that lists builds expected (docs/builds.md); only a checkout has one")
+    listed = state.read(path or BUILDS)
     if listed.units:
         check_callgrind()
     done, failed, interrupted = [], [], Outcome()

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON
 from conformance.cli import options
 from conformance.cli.output import leave, line, table
@@ -149,6 +149,8 @@ def check_model(
     if stopped.exit_code or not (backends or url):
         _end(done, json_path, broken + stopped)
     specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
+    for spec in specs:
+        resolve(spec)
     played = [read(s) for s in settings or (turns.SETTINGS if turns_file else ("",))]
     share = budget * SHARE / len(played)
     with _progress(f"llama.cpp maps {model.stat().st_size >> 20} MiB and decodes on its CPU") as say:

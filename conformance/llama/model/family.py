@@ -23,7 +23,7 @@ from .check import ModelCheck
 from .finding import Finding
 from .graphs import silent
 from .layers import Files
-from .llama_process import LlamaProcess, Setting
+from .llama_process import LlamaProcess, Setting, Turn
 from .modelcase import LAYERS, NAME, ModelCase
 from .modelfile import ModelFile
 from .recording import ModelRecording
@@ -32,6 +32,10 @@ LLAMA = Device("llama.cpp")
 """llama.cpp of the wheel on its CPU, by which backends are judged."""
 LOADING = 10
 """Requests whose time llama.cpp may take on its CPU."""
+BATCH = 512
+"""Tokens of a prompt in one graph: llama-bench's n_ubatch."""
+STRIDE = 7919
+"""Distance of timed tokens in the vocabulary: a prime, so that experts change."""
 
 
 def load(model: Path, cpu: Device, time_limit: float) -> LlamaProcess:
@@ -121,6 +125,18 @@ class Player:
         self._findings.clear()
 
 
+def _recorded(model: Path, prompt: int, decode: int) -> Case:
+    """Record llama.cpp on an empty cache: a prompt in batches, then tokens one by one.
+
+    UsageError if it cannot load the model.
+    """
+    setting = replace(setting_of(model)(""), batch=BATCH)
+    with closing(load(model, LLAMA, LOADING * Isolation().time_limit)) as llama:
+        tokens = [t * STRIDE % llama.n_vocab for t in range(1, prompt + decode + 1)]
+        first = max(prompt, 1)
+        return llama.record([[Turn(tokens[:first], forced=tokens[first:])]], setting)[1]
+
+
 def _build(case_id: str) -> Case:
     ModelCase.read(case_id)
     return without_steps(case_id)
@@ -133,5 +149,6 @@ FAMILY = LiveFamily(
     _build,
     seeded=False,
     player=Player,
+    recorded=_recorded,
     columns=("kl_max", "kl_mean", "top1", "flips", "resident"),
 )

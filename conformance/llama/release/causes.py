@@ -110,6 +110,22 @@ class Causes:
         """Key of a failure (`_key`) -> its cause."""
         self._found: list[SharedCause] = []
 
+    def add_all(
+        self, targets: Sequence[tuple[Target, Sequence[Result], Sequence[Result]]], search: CauseSearch
+    ) -> None:
+        """Find the causes of targets, with their results of the build and of the base.
+
+        Each gets time for its failing cases that no earlier target has.
+        """
+        known: set[str] = set()
+        weights: list[int] = []
+        for _, build, base in targets:
+            failing = {r.case for r in (*build, *base) if fails(r)}
+            weights.append(1 + len(failing - known))
+            known |= failing
+        for i, (target, build, base) in enumerate(targets):
+            self.add(target, search, build, base, weights[i] / sum(weights[i:]))
+
     def add(
         self, target: Target, search: CauseSearch, build: Sequence[Result], base: Sequence[Result], share: float
     ) -> None:
@@ -121,10 +137,12 @@ class Causes:
             if any(map(fails, fresh := self._fresh(target, state, results, there)))
         ]
         until = self._clock() + max(0.0, self._end - self._clock()) * share
+        counts = [sum(map(fails, results)) for _, results in wanted]
         for i, (state, results) in enumerate(wanted):
-            self._progress(f"{target.name}: {sum(map(fails, results))} failures, {state}")
+            self._progress(f"{target.name}: {counts[i]} failures, {state}")
             keys = [_key(target, state, r) for r in results]  # before they are looked at more closely
-            causes = search.find(results, FINDING * max(0.0, until - self._clock()) / (len(wanted) - i))
+            share = counts[i] / sum(counts[i:])
+            causes = search.find(results, FINDING * max(0.0, until - self._clock()) * share)
             earlier = list(self._found)  # this search has told its own causes apart
             for cause in causes:
                 found = self._merged(target, search, state, cause, earlier)

@@ -243,8 +243,7 @@ class Release:
         left, grace = max(0.0, begun + self.seconds - self.clock()), GRACE * self.seconds
         causes = Causes(seconds=max(0.0, left - grace), grace=grace, progress=self.progress, clock=self.clock)
         try:
-            for i, target in enumerate(self.targets):
-                causes.add(target, self.search, *self.results(target), 1 / (len(self.targets) - i))
+            causes.add_all([(target, *self.results(target)) for target in self.targets], self.search)
         except KeyboardInterrupt:
             self.interrupted = True
             self.progress("interrupted; some failures have no cause")

@@ -58,15 +58,20 @@ def begin_beside(target: Path) -> list[str]:
     return left_in(journal)
 
 
-def recover(folder: Path) -> list[Interrupted]:
-    """Take the journals that killed runs left in `folder`; return the cases that ended them."""
-    return _rescued([cases for path in sorted(folder.glob(f"{PREFIX}*.jsonl")) for cases in _taken(path)], folder)
+def recover(folder: Path, backends: AbstractSet[str] | None = None) -> list[Interrupted]:
+    """Take the journals that killed runs left in `folder`; return the cases that ended them.
+
+    Journals of other backends than `backends` stay for the next run with these; None takes all.
+    """
+    paths = sorted(folder.glob(f"{PREFIX}*.jsonl"))
+    return _rescued([cases for path in paths for cases in _taken(path, backends)], folder)
 
 
-def _taken(path: Path) -> list[Running]:
+def _taken(path: Path, backends: AbstractSet[str] | None) -> list[Running]:
     """Remove the journal of a run that ended; return the cases that ended it.
 
-    A link, another user's file, and that of a run that lives or has just made it, are left alone.
+    A link, another user's file, and that of a run that lives or has just made it, are left alone, and so is that of
+    another backend.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
@@ -77,7 +82,11 @@ def _taken(path: Path) -> list[Running]:
         own = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
         if not (stat.S_ISREG(found.st_mode) and own and found.st_size and lock(descriptor) and _exists(descriptor)):
             return []
-        raw = file.read(MAX_BYTES)
+        cut: list[Running] = []
+        with suppress(ConformanceError):
+            cut = Contents.parse(file.read(MAX_BYTES)).innermost
+        if backends is not None and any(running.backend not in backends for running in cut):
+            return []
         if os.name != "nt":
             path.unlink(missing_ok=True)
     if os.name == "nt":
@@ -85,9 +94,7 @@ def _taken(path: Path) -> list[Running]:
             path.unlink(missing_ok=True)
         except OSError:  # its run has it open
             return []
-    with suppress(ConformanceError):
-        return Contents.parse(raw).innermost
-    return []
+    return cut
 
 
 def _exists(descriptor: int) -> bool:

@@ -1,8 +1,13 @@
-"""Builds with a known edit, made of the installed wheel."""
+"""Builds with a known edit, made of the installed wheel.
+
+`python tests/helpers/machines/builds_made.py FUNCTION NEW OLD` writes two folders: NEW, in whose FUNCTION one addition
+subtracts, and OLD, without the edit. It needs a library for x86-64.
+"""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import capstone
@@ -27,3 +32,15 @@ def edited(to: Path, function: str, old: str, new: int) -> Path:
         file.seek(section.offset + s.address - section.address + at + code[at : at + size].index(0x58))
         file.write(bytes([new]))
     return library
+
+
+def pair(function: str, new: Path, old: Path) -> None:
+    """Make two builds, of which one addition of `function` subtracts in the new one."""
+    for folder in (new, old):
+        folder.mkdir()
+    edited(new, function, "addss", 0x5C)
+    (old / find().name).symlink_to(find())
+
+
+if __name__ == "__main__":
+    pair(sys.argv[1], *map(Path, sys.argv[2:]))

@@ -224,6 +224,29 @@ def test_one_fault_on_two_devices_is_one_cause() -> None:
 
 
 @dataclass
+class Timed(Fixed):
+    """A search that notes the time of each."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
+        """As without it."""
+        self.seconds.append(_seconds)
+        return super().find(results, _seconds)
+
+
+def test_time_goes_where_failures_are() -> None:
+    """A device whose failures others have leaves the time to the first; many new failures get more than an old one."""
+    kind, causes = Timed(), Causes(seconds=100.0, clock=lambda: 0.0)
+    new = {f"ADD-{i}": Verdict.FAIL for i in range(29)}
+    there = _results(OLD, {**dict.fromkeys(new, Verdict.PASS), "MUL-1": Verdict.FAIL})
+    targets = [CPU, *(Target(f"CPU threads={n}", Spec("ggml", (("threads", n),)), None) for n in "89")]
+    causes.add_all([(t, _results(t.build, {**new, "MUL-1": Verdict.FAIL}), there) for t in targets], kind)
+    assert len(kind.seconds) == 2, "the failures of the others are known"
+    assert kind.seconds[0] > 70
+
+
+@dataclass
 class Searched(Fixed):
     """A search that finds other causes on each device, as its cases are others."""
 
