@@ -148,9 +148,7 @@ def check_model(
         broken = _broken(model, done.results)
     if stopped.exit_code or not (backends or url):
         _end(done, json_path, broken + stopped)
-    specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
-    for spec in specs:
-        resolve(spec)
+    specs = _known(backends)
     played = [read(s) for s in settings or (turns.SETTINGS if turns_file else ("",))]
     share = budget * SHARE / len(played)
     with _progress(f"llama.cpp maps {model.stat().st_size >> 20} MiB and decodes on its CPU") as say:
@@ -205,6 +203,14 @@ def check_model(
         + Outcome.of(Why.FAILED, [f"{name}: {WRONG}" for name, run in last.items() if run.is_wrong])
         + Outcome.of(Why.UNEXECUTED, [f"{name}: {NOT_RUN}" for name, run in last.items() if run.word == NOT_RUN])
     )
+
+
+def _known(backends: Sequence[str]) -> list[Spec]:
+    """Return the backends, each once; UsageError if one is not known, before anything is decoded."""
+    specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
+    for spec in specs:
+        resolve(spec)
+    return specs
 
 
 def _numbers(tokens: str | None) -> list[int]:
