@@ -77,8 +77,9 @@ def _words(isa: Isa) -> list[str]:
             settle(kept, qemu)
     if not root.is_dir():
         with _unpacked(isa.suite, isa.debian, *PACKAGES) as made:
-            if not (made / "lib").exists():
-                (made / "lib").symlink_to("usr/lib")
+            for name in ("lib", "lib64"):
+                if (made / "usr" / name).is_dir() and not (made / name).exists():
+                    (made / name).symlink_to(f"usr/{name}")
             settle(made, root)
     return [f"{qemu}/qemu-{isa.machine}", "-cpu", isa.cpu, "-L", str(root), f"{root}/usr/bin/python3"]
 
