@@ -1,0 +1,145 @@
+"""Compile ggml for a device that no package has, from its source, with the user's compiler.
+
+The build tree lies in the cache, by a digest of what it is made from. A build has a file of `NOTES`, which
+`ggml.lib.made` reads, so that each record says what was compiled and what was changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+from conformance import shipped
+from conformance.ggml.errors import UnavailableError, unknown
+from conformance.ggml.lib.made import NOTES
+from conformance.process import call
+
+from .archive import cache
+from .cross import cmake, compiled, run
+from .isa import known
+from .source import libraries, source
+
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "cpu": (),
+    "opencl": ("GGML_OPENCL=ON", "GGML_OPENCL_USE_ADRENO_KERNELS=OFF"),
+}
+"""Device -> options of cmake. Adreno's kernels run on no other device."""
+BETWEEN = "opencl.c"
+"""Source of the library between ggml-opencl and libOpenCL."""
+_BETWEEN = "libconform-opencl.so"
+CHANGED = (
+    "on a device that is a CPU: called Intel if its name lacks that; built without -cl-unsafe-math-optimizations and "
+    "-cl-fast-relaxed-math, with -Wno-incompatible-pointer-types"
+)
+"""The changes that `BETWEEN` makes, for the record."""
+_ORIGIN = ("CMAKE_BUILD_RPATH=$ORIGIN", "CMAKE_BUILD_RPATH_USE_ORIGIN=ON")
+"""Libraries find each other where they are copied to."""
+_TIME_LIMIT = 600.0
+"""Time limit in seconds to ask a compiler for its version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A build of ggml that was compiled here."""
+
+    folder: Path
+    """Has the libraries, and the file of notes."""
+    notes: Mapping[str, str]
+    """Its source, its compiler and the changes."""
+    driver: Path | None
+    """The OpenCL driver of this Python that it uses; None for those of the system."""
+
+
+def make(device: str, text: str, folder: Path, isa: str = "") -> Made:
+    """Compile ggml for `device` from the source `text`; put its libraries in `folder`.
+
+    Args:
+        device: a key of `OPTIONS`.
+        text: a folder, archive or package with source (`source.source`).
+        folder: is created; other files in it are kept.
+        isa: a processor that is emulated, for `cpu`.
+
+    Raises:
+        UsageError: an unknown device or processor.
+        UnavailableError: no source, no compiler, or what it did not compile; has its last lines.
+    """
+    if device not in OPTIONS:
+        raise unknown("device", device, OPTIONS)
+    tree = source(text)
+    if isa:
+        tools = f"zig for {known(isa).name}"
+        return _copied(compiled(tree, known(isa)), folder, {"made from": text, "compiler": tools})
+    notes = {"made from": text, "compiler": _compiler()}
+    content = [str(tree), notes["compiler"], *OPTIONS[device], *_ORIGIN]
+    if device == "opencl":
+        between = (shipped.path() / "builds" / BETWEEN).read_bytes()
+        content.append(hashlib.sha256(between).hexdigest())
+    below = cache() / "made" / f"{device}-{hashlib.sha256(' '.join(content).encode()).hexdigest()[:16]}"
+    below.mkdir(parents=True, exist_ok=True)
+    if device != "opencl":
+        return _copied(cmake(tree, below, [*OPTIONS[device], *_ORIGIN]), folder, notes)
+    driver = intel_driver()
+    built = _between(below, driver)
+    made = cmake(tree, below, [*OPTIONS[device], *_ORIGIN, f"OpenCL_LIBRARY={built}"])
+    out = _copied(made, folder, {**notes, BETWEEN: CHANGED}, driver)
+    shutil.copy(built, folder)
+    vendors = folder / "vendors"
+    shutil.rmtree(vendors, ignore_errors=True)
+    if driver is not None:
+        vendors.mkdir()
+        (vendors / "intel.icd").write_text(f"{driver}\n", "utf-8")
+    return out
+
+
+def intel_driver() -> Path | None:
+    """Return the driver in the installed distribution intel-opencl-rt; None if there is none."""
+    try:
+        found = files("intel-opencl-rt") or []
+    except PackageNotFoundError:
+        return None
+    return next((Path(str(f.locate())).resolve() for f in found if f.name == "libintelocl.so"), None)
+
+
+def beside(name: str) -> bool:
+    """Return True if a library that Intel's driver loads lies beside it."""
+    driver = intel_driver()
+    return driver is not None and (driver.parent / name).is_file()
+
+
+def _between(folder: Path, driver: Path | None) -> Path:
+    """Compile `BETWEEN` in `folder`, with the libOpenCL beside the driver or the system's."""
+    built = folder / _BETWEEN
+    # RPATH, unlike RUNPATH, also serves what libOpenCL loads
+    found = [] if driver is None else [f"-L{driver.parent}", f"-Wl,-rpath,{driver.parent},--disable-new-dtags"]
+    words = [_cc(), "-O2", "-shared", "-fPIC", f"-Wl,-soname,{_BETWEEN}", "-Wl,--no-as-needed", "-o", str(built)]
+    run([*words, str(shipped.path() / "builds" / BETWEEN), *found, "-l:libOpenCL.so.1", "-ldl"], folder, os.environ)
+    return built
+
+
+def _cc() -> str:
+    return os.environ.get("CC") or "cc"
+
+
+def _compiler() -> str:
+    """Return the first line of what the compiler says about its version."""
+    if shutil.which(_cc()) is None:
+        raise UnavailableError(f"{_cc()}: a C and C++ compiler expected; install one (apt-get install g++), or set CC")
+    _, said = call([_cc(), "--version"], Path.cwd(), "stdout", seconds=_TIME_LIMIT)
+    return next(iter(said), _cc())
+
+
+def _copied(tree: Path, folder: Path, notes: Mapping[str, str], driver: Path | None = None) -> Made:
+    """Copy the libraries of a build tree, with their links, and write the notes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in libraries(tree):
+        target = folder / path.name
+        target.unlink(missing_ok=True)
+        shutil.copy(path, target, follow_symlinks=False)
+    (folder / NOTES).write_text(json.dumps(notes, indent=1) + "\n", "utf-8")
+    return Made(folder, notes, driver)
