@@ -259,6 +259,9 @@ class GgmlBackend(Backend):
         """
         if self._cpu:
             return self._scheduled(SchedSession, case)
+        if self.threads is None:  # as a scheduler asks: ggml-opencl loads kernels of ARGSORT when it is asked
+            for step in case.steps:
+                self.supports(step.graph)
         places, notes = homes(self._library, self._device, self._bufts, self._weights, case)
         kind = GuardSession if self._guard else GgmlSession
         backend, clock = self._backend or 0, clock_of(self.threads)
