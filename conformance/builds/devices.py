@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Sequence
-from ctypes.util import find_library
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +24,9 @@ class Need:
     """Something that a device needs on a machine."""
 
     what: str
-    command: str
-    """Adds it, on Debian and Ubuntu."""
+    """Name of a package, of Debian or PyPI."""
+    installer: str
+    """Begin of the command that adds it."""
     present: Callable[[], object]
 
 
@@ -37,22 +36,33 @@ class Device:
 
     name: str
     needs: tuple[Need, ...]
-    commands: tuple[str, ...]
-    """Run it, once nothing is lacking."""
+    running: tuple[str, ...]
+    """Commands that run it, once nothing is lacking."""
 
     def lacks(self) -> list[Need]:
         """Return what this machine does not have."""
         return [n for n in self.needs if not n.present()]
 
+    def adding(self) -> list[str]:
+        """Return the commands that add it, one for each installer."""
+        by: dict[str, list[str]] = {}
+        for need in self.lacks():
+            by.setdefault(need.installer, []).append(need.what)
+        return [f"{installer} {' '.join(names)}" for installer, names in by.items()]
+
     def to_json(self) -> dict[str, Any]:
         """Return a strict JSON object."""
-        lacks = [{"what": n.what, "command": n.command} for n in self.lacks()]
-        return {"name": self.name, "lacks": lacks, "commands": list(self.commands)}
+        lacks = [n.what for n in self.lacks()]
+        return {"name": self.name, "lacks": lacks, "adding": self.adding(), "running": list(self.running)}
 
 
 def devices() -> list[Device]:
     """Return all devices, those that need least first."""
-    made = f"conform build make opencl --from {SOURCE} -o opencl", f"{_OPS} 'ggml?lib=opencl&device=GPUOpenCL'"
+    headers = "" if _file("usr/include/CL/cl.h") else " --from debian:opencl-headers"
+    opencl = (
+        f"conform build make opencl --from {SOURCE}{headers} -o opencl",
+        f"{_OPS} 'ggml?lib=opencl&device=GPUOpenCL'",
+    )
     vulkan = f"GGML_VK_VISIBLE_DEVICES=0 {_OPS} 'ggml?lib={VULKAN}&device=Vulkan0'"
     return [
         Device("CPU", (), (f"{_OPS} ggml",)),
@@ -61,30 +71,28 @@ def devices() -> list[Device]:
             for isa in ISAS
         ),
         Device("Vulkan on Mesa's lavapipe", (NPM, LOADER, LAVAPIPE), (vulkan,)),
-        Device("OpenCL on Intel's runtime for CPUs", (CMAKE, COMPILER, HEADERS, INTEL, INTEL_MATHS), made),
-        Device("OpenCL on pocl", (CMAKE, COMPILER, HEADERS, POCL), made),
+        Device(
+            "OpenCL on Intel's runtime for CPUs",
+            (CMAKE, COMPILER, *((APT,) if headers else ()), INTEL, INTEL_MATHS),
+            opencl,
+        ),
     ]
 
 
-def _debian(package: str, present: Callable[[], object]) -> Need:
-    return Need(package, f"apt-get install {package}", present)
+def _file(*patterns: str) -> bool:
+    """Return True if a file below / matches a pattern."""
+    return any(p for pattern in patterns for p in Path("/").glob(pattern))
 
 
 def _program(name: str, package: str) -> Need:
-    return _debian(package, partial(shutil.which, name))
+    return Need(package, _DEBIAN, partial(shutil.which, name))
 
 
-def _named(folders: Sequence[str], pattern: str) -> Callable[[], object]:
-    """Return a search for a file in some folders."""
-    return lambda: any(p for f in folders for p in Path(f).glob(pattern))
-
-
-APT = Need("apt-get and dpkg-deb", "use Debian or Ubuntu, or a container of one",
+_DEBIAN, _PYPI = "apt-get install", "pip install"
+APT = Need("apt-get and dpkg-deb", "# a Debian or Ubuntu, or a container of one, has",
            lambda: shutil.which("apt-get") and shutil.which("dpkg-deb"))  # fmt: skip
 CMAKE, COMPILER, NPM = _program("cmake", "cmake"), _program("c++", "g++"), _program("npm", "npm")
-HEADERS = _debian("opencl-headers", _named(("/usr/include", "/usr/local/include"), "CL/cl.h"))
-LOADER = _debian("libvulkan1", partial(find_library, "vulkan"))
-LAVAPIPE = _debian("mesa-vulkan-drivers", _named(("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d"), "lvp_icd*.json"))
-POCL = _debian("pocl-opencl-icd", _named((os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors",), "pocl*.icd"))
-INTEL = Need("intel-opencl-rt", "pip install intel-opencl-rt", intel_driver)
-INTEL_MATHS = Need("intel-cmplr-lib-rt", "pip install intel-cmplr-lib-rt", partial(beside, "libsvml.so"))
+LOADER = Need("libvulkan1", _DEBIAN, partial(_file, "usr/lib*/libvulkan.so.1", "usr/lib/*/libvulkan.so.1"))
+LAVAPIPE = Need("mesa-vulkan-drivers", _DEBIAN, partial(_file, "usr/share/vulkan/icd.d/lvp_icd*.json"))
+INTEL = Need("intel-opencl-rt", _PYPI, intel_driver)
+INTEL_MATHS = Need("intel-cmplr-lib-rt", _PYPI, partial(beside, "libsvml.so"))

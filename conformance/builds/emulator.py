@@ -1,7 +1,7 @@
 """Set up qemu-user with a Python for another processor, and run worker processes in it.
 
 Both are packages of Debian, unpacked once into the user's cache: no root, and nothing is installed. apt checks their
-signatures; its state lies in a temporary folder.
+signatures; its state lies in a temporary folder. `unpacked` does so with any package.
 """
 
 from __future__ import annotations
@@ -57,6 +57,19 @@ def folders(isa: str) -> tuple[Path, Path]:
     """Return where qemu and the files for `isa` are, once they are unpacked."""
     content = hashlib.sha256(" ".join(PACKAGES).encode()).hexdigest()[:8]
     return _home() / f"{SUITE}-qemu", _home() / f"{SUITE}-{known(isa).debian}-{content}"
+
+
+def unpacked(package: str) -> Path:
+    """Return the folder of a Debian package's files, for this processor, downloaded once.
+
+    Raises:
+        UnavailableError: apt is missing, or there is no such package.
+    """
+    folder = _home() / f"{SUITE}-{package}"
+    if not folder.is_dir():
+        with _unpacked(_DEBIAN.get(host(), host()), package) as made:
+            settle(made, folder)
+    return folder
 
 
 def _home() -> Path:

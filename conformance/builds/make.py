@@ -10,18 +10,19 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from conformance import shipped
-from conformance.ggml.errors import UnavailableError, unknown
+from conformance.ggml.errors import UnavailableError, UsageError, unknown
 from conformance.ggml.lib.made import NOTES
 from conformance.process import call
 
 from .archive import cache
 from .cross import cmake, compiled, run
+from .emulator import unpacked
 from .isa import known
 from .source import libraries, source
 
@@ -30,6 +31,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "opencl": ("GGML_OPENCL=ON", "GGML_OPENCL_USE_ADRENO_KERNELS=OFF"),
 }
 """Device -> options of cmake. Adreno's kernels run on no other device."""
+DEBIAN = "debian:"
+"""Prefix of a package of Debian, which is unpacked without root."""
 BETWEEN = "opencl.c"
 """Source of the library between ggml-opencl and libOpenCL."""
 _BETWEEN = "libconform-opencl.so"
@@ -56,27 +59,31 @@ class Made:
     """The OpenCL driver of this Python that it uses; None for those of the system."""
 
 
-def make(device: str, text: str, folder: Path, isa: str = "") -> Made:
-    """Compile ggml for `device` from the source `text`; put its libraries in `folder`.
+def make(device: str, texts: Sequence[str], folder: Path, isa: str = "") -> Made:
+    """Compile ggml for `device` from its source; put its libraries in `folder`.
 
     Args:
         device: a key of `OPTIONS`.
-        text: a folder, archive or package with source (`source.source`).
+        texts: a folder, archive or package with source (`source.source`), and packages of Debian with headers.
         folder: is created; other files in it are kept.
         isa: a processor that is emulated, for `cpu`.
 
     Raises:
-        UsageError: an unknown device or processor.
+        UsageError: an unknown device or processor, or several sources.
         UnavailableError: no source, no compiler, or what it did not compile; has its last lines.
     """
     if device not in OPTIONS:
         raise unknown("device", device, OPTIONS)
-    tree = source(text)
+    packages = [t.removeprefix(DEBIAN) for t in texts if t.startswith(DEBIAN)]
+    if len(texts) - len(packages) != 1:
+        raise UsageError(f"one source of ggml and packages {DEBIAN}NAME expected, found {', '.join(texts)}")
+    tree = source(next(t for t in texts if not t.startswith(DEBIAN)))
+    text = " ".join(texts)
     if isa:
         tools = f"zig for {known(isa).name}"
         return _copied(compiled(tree, known(isa)), folder, {"made from": text, "compiler": tools})
     notes = {"made from": text, "compiler": _compiler()}
-    content = [str(tree), notes["compiler"], *OPTIONS[device], *_ORIGIN]
+    content = [str(tree), *packages, notes["compiler"], *OPTIONS[device], *_ORIGIN]
     if device == "opencl":
         between = (shipped.path() / "builds" / BETWEEN).read_bytes()
         content.append(hashlib.sha256(between).hexdigest())
@@ -84,9 +91,10 @@ def make(device: str, text: str, folder: Path, isa: str = "") -> Made:
     below.mkdir(parents=True, exist_ok=True)
     if device != "opencl":
         return _copied(cmake(tree, below, [*OPTIONS[device], *_ORIGIN]), folder, notes)
-    driver = intel_driver()
-    built = _between(below, driver)
-    made = cmake(tree, below, [*OPTIONS[device], *_ORIGIN, f"OpenCL_LIBRARY={built}"])
+    driver, headers = intel_driver(), [unpacked(p) / "usr" / "include" for p in packages]
+    built = _between(below, driver, headers)
+    found = [f"OpenCL_INCLUDE_DIR={';'.join(map(str, headers))}"] if headers else []
+    made = cmake(tree, below, [*OPTIONS[device], *_ORIGIN, f"OpenCL_LIBRARY={built}", *found])
     out = _copied(made, folder, {**notes, BETWEEN: CHANGED}, driver)
     shutil.copy(built, folder)
     vendors = folder / "vendors"
@@ -112,11 +120,12 @@ def beside(name: str) -> bool:
     return driver is not None and (driver.parent / name).is_file()
 
 
-def _between(folder: Path, driver: Path | None) -> Path:
+def _between(folder: Path, driver: Path | None, headers: Sequence[Path]) -> Path:
     """Compile `BETWEEN` in `folder`, with the libOpenCL beside the driver or the system's."""
     built = folder / _BETWEEN
     # RPATH, unlike RUNPATH, also serves what libOpenCL loads
     found = [] if driver is None else [f"-L{driver.parent}", f"-Wl,-rpath,{driver.parent},--disable-new-dtags"]
+    found += [f"-I{h}" for h in headers]
     words = [_cc(), "-O2", "-shared", "-fPIC", f"-Wl,-soname,{_BETWEEN}", "-Wl,--no-as-needed", "-o", str(built)]
     run([*words, str(shipped.path() / "builds" / BETWEEN), *found, "-l:libOpenCL.so.1", "-ldl"], folder, os.environ)
     return built

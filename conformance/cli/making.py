@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -26,11 +27,11 @@ def build() -> None:
 
 @build.command("make")
 @click.argument("device", type=click.Choice(list(OPTIONS)))
-@click.option("--from", "source", metavar="SOURCE", required=True,
-              help="Source of ggml: a folder, an archive or pypi:NAME==VERSION.")  # fmt: skip
+@click.option("--from", "sources", metavar="SOURCE", required=True, multiple=True,
+              help="Source of ggml: folder, archive, pypi:NAME==VERSION; debian:NAME has headers.")  # fmt: skip
 @click.option("-o", "--output", type=Folder, metavar="DIR", required=True, help="Put the libraries in DIR.")
 @ISA
-def build_make(device: str, source: str, output: Path, isa: str | None) -> None:
+def build_make(device: str, sources: Sequence[str], output: Path, isa: str | None) -> None:
     """Compile ggml for DEVICE from its source, for `--backend 'ggml?lib=DIR'`.
 
     The compiler is CC and CXX, or cc and c++. An OpenCL device that is a CPU gets what ggml-opencl asks for; what that
@@ -38,7 +39,7 @@ def build_make(device: str, source: str, output: Path, isa: str | None) -> None:
     """
     if isa and device != "cpu":
         raise UsageError(f"--isa: cpu expected, {device} found; leave --isa out")
-    made = make(device, source, output, isa or "")
+    made = make(device, sources, output, isa or "")
     for what, text in made.notes.items():
         line(f"{what}: {text}")
     if device == "opencl":
@@ -51,11 +52,11 @@ def build_make(device: str, source: str, output: Path, isa: str | None) -> None:
 def build_devices(json_path: Path | None) -> None:
     """List devices that this machine can run without a GPU, and what each lacks."""
     found = [d.to_json() for d in devices()]
-    table([(d["name"], ", ".join(n["what"] for n in d["lacks"]) or "nothing") for d in found], ["device", "lacks"])
+    table([(d["name"], ", ".join(d["lacks"]) or "nothing") for d in found], ["device", "lacks"])
     for d in found:
         line("")
         line(f"{d['name']}:")
-        for text in (*(n["command"] for n in d["lacks"]), *d["commands"]):
+        for text in (*d["adding"], *d["running"]):
             line(f"  {text}")
     if json_path:
         write_json(json_path, {"schema": 1, "devices": found})

@@ -136,12 +136,27 @@ def test_a_build_without_sources_or_compiler_says_what_to_do(tree: Path, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("programs")
+def test_headers_come_from_a_package_of_debian(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both compilers get its folder, and the record names it; a build has one source."""
+    monkeypatch.setattr(make, "unpacked", lambda name: tmp_path / name)
+    monkeypatch.setattr(make, "intel_driver", lambda: None)
+    words = ["opencl", "--from", str(tree), "--from", "debian:headers", "-o", str(tmp_path / "out")]
+    assert conform_here("make", *words).exit_code == 0
+    log = (tmp_path / "log").read_text("utf-8")
+    assert f" -I{tmp_path}/headers/usr/include " in log
+    assert f" -DOpenCL_INCLUDE_DIR={tmp_path}/headers/usr/include" in log
+    assert notes(tmp_path / "out")["made from"] == f"{tree} debian:headers"
+    done = conform_here("make", *words, "--from", "pypi:a==1")
+    assert (done.exit_code, "one source of ggml and packages debian:NAME expected" in done.stderr) == (2, True)
+
+
 def test_a_changed_compiler_compiles_again(programs: Path, tree: Path, tmp_path: Path) -> None:
     """The place in the cache follows the compiler's version, which a record then has."""
     for version in ("cc 12.2", "cc 13.1"):
         text = (programs / "cc").read_text("utf-8").replace("cc 12.2", version)
         (programs / "cc").write_text(text, "utf-8")
-        assert make.make("cpu", str(tree), tmp_path / "out").notes["compiler"] == version
+        assert make.make("cpu", [str(tree)], tmp_path / "out").notes["compiler"] == version
     assert len(list((archive.cache() / "made").iterdir())) == 2
 
 
@@ -197,7 +212,9 @@ def test_devices_name_what_they_lack(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 0, done.output
     read = {d["name"]: d for d in json.loads((tmp_path / "devices.json").read_text("utf-8"))["devices"]}
     assert [name for name, d in read.items() if not d["lacks"]] == ["CPU"]
-    lacks = {n["what"]: n["command"] for n in read["OpenCL on Intel's runtime for CPUs"]["lacks"]}
-    assert lacks["g++"] == "apt-get install g++"
-    assert "apt-get install g++" in done.stdout
-    assert all(d.commands for d in devices.devices())
+    opencl = read["OpenCL on Intel's runtime for CPUs"]
+    assert opencl["lacks"][:2] == ["cmake", "g++"]
+    assert "apt-get install cmake g++" in opencl["adding"]
+    for text in (*opencl["adding"], *opencl["running"]):
+        assert f"\n  {text}\n" in done.stdout
+    assert all(d.running for d in devices.devices())
