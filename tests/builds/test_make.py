@@ -172,6 +172,12 @@ def test_a_record_says_what_was_made(tmp_path: Path) -> None:
     backend = GgmlBackend(lib=str(tmp_path / Library().files[0].name))
     assert backend.info().versions["opencl.c"] == "changed"
     backend.close()
+    named = f"ggml?lib={tmp_path / Library().files[0].name}"
+    case = "ops/ADD-f32+f32-a=1x1x1,b=1x1x1@1"
+    done = conform_here("run", "--backend", named, "--case", case, "--json", tmp_path / "run.json")
+    assert done.exit_code == 0, done.output
+    (result,) = json.loads((tmp_path / "run.json").read_text("utf-8"))["results"]
+    assert "opencl.c: changed" in result["witness"]["libraries"]
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
