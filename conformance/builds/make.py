@@ -127,7 +127,10 @@ def _between(folder: Path, driver: Path | None, headers: Sequence[Path]) -> Path
     found = [] if driver is None else [f"-L{driver.parent}", f"-Wl,-rpath,{driver.parent},--disable-new-dtags"]
     found += [f"-I{h}" for h in headers]
     words = [_cc(), "-O2", "-shared", "-fPIC", f"-Wl,-soname,{_BETWEEN}", "-Wl,--no-as-needed", "-o", str(built)]
-    run([*words, str(shipped.path() / "builds" / BETWEEN), *found, "-l:libOpenCL.so.1", "-ldl"], folder, os.environ)
+    try:
+        run([*words, str(shipped.path() / "builds" / BETWEEN), *found, "-l:libOpenCL.so.1", "-ldl"], folder, os.environ)
+    except UnavailableError as e:
+        raise UnavailableError(f"{e}; `conform build devices` says what OpenCL needs here, and how to add it") from None
     return built
 
 

@@ -115,9 +115,8 @@ def test_opencl_is_compiled_with_what_a_cpu_needs(
     assert f"\n{tree.parent}\n" in log  # a repository above has not its commit
 
 
-@pytest.mark.usefixtures("programs")
-def test_a_build_without_sources_or_compiler_says_what_to_do(tree: Path, tmp_path: Path) -> None:
-    """A folder of libraries is no source; npm has none; without a compiler nothing is begun."""
+def test_a_build_without_sources_or_compiler_says_what_to_do(programs: Path, tree: Path, tmp_path: Path) -> None:
+    """A folder of libraries is no source; npm has none; without a compiler or headers nothing is written."""
     (tmp_path / "libs").mkdir()
     for name, why in (
         ("npm:x@1", "npm:x@1 is no folder or archive"),
@@ -133,6 +132,11 @@ def test_a_build_without_sources_or_compiler_says_what_to_do(tree: Path, tmp_pat
         done = conform_here("make", "cpu", "--from", tree, "-o", tmp_path / "out")
     assert done.exit_code == 2
     assert "no-compiler: a C and C++ compiler expected" in done.stderr
+    text = "#!/bin/sh\n[ $1 = --version ] && echo cc && exit\necho 'CL/cl.h: No such file' >&2; exit 1\n"
+    (programs / "cc").write_text(text, "utf-8")
+    done = conform_here("make", "opencl", "--from", tree, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "CL/cl.h: No such file; `conform build devices` says what OpenCL needs here" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
