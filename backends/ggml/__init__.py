@@ -23,6 +23,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.lib.context import refusal
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
+from conformance.ggml.lib.made import notes
 from conformance.ggml.lib.rpc import attach
 from conformance.ggml.quants import QUANTIZERS, quantizer
 from conformance.ggml.tensor import Tensor, computes
@@ -150,7 +151,7 @@ class GgmlBackend(Backend):
         lib, g = self._library, self._ggml
         versions = {"ggml": lib.version, "backend API": str(lib.api_version(self._device))}
         if lib.files and self._named:
-            versions["library"] = str(lib.files[0])
+            versions |= {"library": str(lib.files[0]), **notes(lib.folder)}
         if g.commit is not None and g.commit() != b"unknown":
             versions["commit"] = g.commit().decode()
         description = lib.description(self._device)
@@ -258,6 +259,9 @@ class GgmlBackend(Backend):
         """
         if self._cpu:
             return self._scheduled(SchedSession, case)
+        if self.threads is None:  # as a scheduler asks: ggml-opencl loads kernels of ARGSORT when it is asked
+            for step in case.steps:
+                self.supports(step.graph)
         places, notes = homes(self._library, self._device, self._bufts, self._weights, case)
         kind = GuardSession if self._guard else GgmlSession
         backend, clock = self._backend or 0, clock_of(self.threads)

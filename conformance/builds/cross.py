@@ -1,4 +1,4 @@
-"""Compile ggml for another processor with Zig, which brings the C and C++ libraries."""
+"""Compile ggml with cmake; for another processor with Zig, which brings its libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .isa import Isa
 ZIG = "ziglang==0.17.1"
 """The wheel of the compiler."""
 OPTIONS = (
-    "CMAKE_BUILD_TYPE=Release", "CMAKE_SYSTEM_NAME=Linux", "BUILD_SHARED_LIBS=ON", "GGML_NATIVE=OFF", "GGML_OPENMP=OFF",
+    "CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=ON", "GGML_NATIVE=OFF",
     "LLAMA_BUILD_APP=OFF", "LLAMA_BUILD_COMMON=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_SERVER=OFF",
     "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_TOOLS=OFF", "LLAMA_CURL=OFF",
 )  # fmt: skip
@@ -42,8 +42,6 @@ def compiled(tree: Path, isa: Isa) -> Path:
 
     It is compiled again only where the source changed. UnavailableError has the last lines of the failed program.
     """
-    if shutil.which("cmake") is None:
-        raise UnavailableError(f"{tree}: cmake expected, to compile it for {isa.name}; install it (pip install cmake)")
     folder = cache() / "cross" / f"{hashlib.sha256(str(tree).encode()).hexdigest()[:16]}-{isa.name}"
     tools = folder / "tools"
     tools.mkdir(parents=True, exist_ok=True)
@@ -53,11 +51,18 @@ def compiled(tree: Path, isa: Isa) -> Path:
         (tools / tool).write_text(_WRAPPER.format(zig=shlex.quote(str(zig)), tool=tool, options=options), "utf-8")
         (tools / tool).chmod(0o755)
     chosen = {"C_COMPILER": "cc", "CXX_COMPILER": "c++", "AR": "ar", "RANLIB": "ranlib"}
-    words = [f"-D{o}" for o in (*OPTIONS, f"CMAKE_SYSTEM_PROCESSOR={isa.machine}")]
-    words += [f"-DCMAKE_{key}={tools / tool}" for key, tool in chosen.items()]
-    env = {"CMAKE_BUILD_PARALLEL_LEVEL": str(cores()), **os.environ}
-    _run(["cmake", "-S", str(tree), "-B", str(folder / "build"), *words], folder, env)
-    _run(["cmake", "--build", str(folder / "build"), "--target", "ggml"], folder, env)
+    own = ("CMAKE_SYSTEM_NAME=Linux", "GGML_OPENMP=OFF", f"CMAKE_SYSTEM_PROCESSOR={isa.machine}")
+    return cmake(tree, folder, [*own, *(f"CMAKE_{key}={tools / tool}" for key, tool in chosen.items())])
+
+
+def cmake(tree: Path, folder: Path, options: Sequence[str]) -> Path:
+    """Return `folder`/build with shared libraries of the ggml in `tree`; UnavailableError."""
+    if shutil.which("cmake") is None:
+        raise UnavailableError(f"{tree}: cmake expected, to compile it; install it (pip install cmake)")
+    above = {"CMAKE_BUILD_PARALLEL_LEVEL": str(cores()), **os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    words = [f"-D{o}" for o in (*OPTIONS, *options)]
+    run(["cmake", "-S", str(tree), "-B", str(folder / "build"), *words], folder, above)
+    run(["cmake", "--build", str(folder / "build"), "--target", "ggml"], folder, above)
     return folder / "build"
 
 
@@ -66,13 +71,14 @@ def _zig() -> Path:
     folder = cache() / "cross" / ZIG
     if not any(map(is_archive, folder.glob("*"))):
         folder.mkdir(parents=True, exist_ok=True)
-        _run([sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", ZIG], folder, os.environ)
+        run([sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", ZIG], folder, os.environ)
     zig = unpack(next(p for p in folder.iterdir() if is_archive(p)), cache() / "unpacked") / "ziglang" / "zig"
     zig.chmod(0o755)
     return zig
 
 
-def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    """Run a program of a compilation; UnavailableError has its last lines."""
     code, said = call(command, folder, "stderr", env, seconds=TIME_LIMIT)
     if code:
         raise UnavailableError(f"{shlex.join(command)}: {' / '.join(said) or f'exit status {code}'}")

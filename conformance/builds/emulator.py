@@ -1,7 +1,7 @@
 """Set up qemu-user with a Python for another processor, and run worker processes in it.
 
 Both are packages of Debian, unpacked once into the user's cache: no root, and nothing is installed. apt checks their
-signatures; its state lies in a temporary folder.
+signatures; its state lies in a temporary folder. `unpacked` does so with any package.
 """
 
 from __future__ import annotations
@@ -59,6 +59,19 @@ def folders(isa: str) -> tuple[Path, Path]:
     of = known(isa)
     programs, packages = (hashlib.sha256(" ".join(names).encode()).hexdigest()[:8] for names in (_MACHINES, PACKAGES))
     return _home() / f"{QEMU}-qemu-{programs}", _home() / f"{of.suite}-{of.debian}-{packages}"
+
+
+def unpacked(package: str) -> Path:
+    """Return the folder of a Debian package's files, for this processor, downloaded once.
+
+    Raises:
+        UnavailableError: apt is missing, or there is no such package.
+    """
+    folder = _home() / f"{SUITE}-{package}"
+    if not folder.is_dir():
+        with _unpacked(_DEBIAN.get(host(), host()), package) as made:
+            settle(made, folder)
+    return folder
 
 
 def _home() -> Path:

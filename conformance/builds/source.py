@@ -85,6 +85,25 @@ def _located(text: str, isa: Isa | None) -> Path:
     )
 
 
+def source(text: str) -> Path:
+    """Return the folder with the source of llama.cpp or ggml in a folder, archive or package.
+
+    The source of a package is downloaded once. UnavailableError if there is none.
+    """
+    kind, colon, name = text.partition(":")
+    path = Path(text).absolute()
+    if colon and kind == "pypi":
+        path = _download(_SOURCE, name)
+    if is_archive(path):
+        path = unpack(path, cache() / "unpacked")
+    if path.is_dir() and (tree := _source(path)) is not None:
+        return tree
+    raise UnavailableError(
+        f"{text}: the source of llama.cpp or ggml expected, a CMakeLists.txt beside {' or '.join(_SOURCES)}; not found"
+        + (f" in {path} or {LEVELS} levels below" if path.is_dir() else f": {path} is no folder or archive")
+    )
+
+
 def is_build(text: str) -> bool:
     """Return True if `locate` would read a package, folder, archive or library of this name."""
     kind, colon, _ = text.partition(":")
@@ -204,6 +223,11 @@ def _pip(name: str, isa: Isa | None) -> Iterator[list[str]]:
         yield [*pip, "--no-binary", ":all:", name]
 
 
+def _pip_source(name: str, _: Isa | None) -> Iterator[list[str]]:
+    (binary,) = _pip(name, None)
+    yield [{"--only-binary": "--no-binary"}.get(word, word) for word in binary]
+
+
 def _only_source(name: str, folder: Path) -> str:
     """Return how to build a package of which pip finds only the source; empty if it finds none."""
     package, _, version = name.partition("==")
@@ -227,12 +251,14 @@ def _npm(name: str, _: Isa | None) -> Iterator[list[str]]:
 
 _REGISTRIES: dict[str, Callable[[str, Isa | None], Iterator[list[str]]]] = {"pypi": _pip, "npm": _npm}
 """Prefix before the colon -> commands to try, to download a package to the current folder."""
+_SOURCE = "pypi-source"
+"""The registry of packages with source, for `source`; those of npm have none."""
 
 
 def _download(kind: str, name: str, isa: Isa | None = None) -> Path:
     """Return a package's archive, downloaded once; UnavailableError has the client's message."""
     name = _TAG.sub("", name)
-    commands = _REGISTRIES[kind](name, isa)
+    commands = {**_REGISTRIES, _SOURCE: _pip_source}[kind](name, isa)
     first = next(commands)
     folder = cache() / (f"{kind}-{isa.machine}" if isa else kind) / name.replace("/", "+")
     if not folder.is_dir():

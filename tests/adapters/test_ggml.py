@@ -611,3 +611,22 @@ def test_a_graph_rebuilt_in_the_same_objects_is_built_again() -> None:
         assert result.verdict is Verdict.PASS, result.sentence()
     finally:
         runner.close()
+
+
+@needs_wheel
+def test_a_device_is_asked_in_the_process_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if another process had asked, and died: ggml-opencl loads kernels when it is asked."""
+    monkeypatch.setattr(Library, "device_type", lambda *_: "GPU")
+    backend = GgmlBackend()
+    asked = []
+    answer = backend._ggml.backend_dev_supports_op
+
+    def count(device: int, node: int) -> bool:
+        asked.append(node)
+        return bool(answer(device, node))
+
+    monkeypatch.setattr(backend._ggml, "backend_dev_supports_op", count)
+    case = next(c for c in map(ops.build, ops.ids("smoke")) if c.id.startswith("ops/ADD-f32"))
+    backend.open(case).close()
+    assert len(asked) >= len(case.steps[0].graph)
+    backend.close()

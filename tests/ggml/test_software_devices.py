@@ -29,6 +29,7 @@ class _Described(Library):
     ("type_", "description", "emulated"),
     [
         ("GPU", "llvmpipe (LLVM 15.0.6, 256 bits)", True),
+        ("GPU", "AMD EPYC, a CPU called Intel", True),  # by opencl.c
         ("GPU", PROCESSOR, True),
         ("IGPU", PROCESSOR, True),
         ("GPU", "AMD Radeon RX 7900 XTX (RADV NAVI31)", False),

@@ -68,7 +68,9 @@ _REPAIRED = re.compile(r"libggml-(?!base-|cpu-)\w+-[0-9a-f]{8}\.so.*")
 _PLUGIN = re.compile(r"libggml-(?!base\b).+\.(so|dylib)")
 """A device library that ggml loads itself; others have a version after `.so`."""
 
-_SOFTWARE = re.compile(r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render", re.IGNORECASE)
+_SOFTWARE = re.compile(
+    r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render|, a cpu called", re.IGNORECASE
+)
 """Pattern for the description of a device that is emulated on the CPU."""
 
 _P = ctypes.c_void_p

@@ -15,7 +15,8 @@ from conformance.backend.registry import Spec, isa_of
 from conformance.builds.build import probe
 from conformance.case.case import JSON
 from conformance.cli import options
-from conformance.cli.output import Group, leave, line, table
+from conformance.cli.making import build
+from conformance.cli.output import leave, line, table
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.outcome import Outcome, Why, unanswered
 from conformance.llama.release import bisect as halving
@@ -46,15 +47,6 @@ BUILDS = shipped.path().parent / "ci" / "builds.toml"
 """The default list of builds, in the checkout.
 
 A file in the current directory must not choose packages to download and load."""
-
-
-@click.group(cls=Group)
-def build() -> None:
-    """Compare builds of llama.cpp.
-
-    A build is a folder such as a CMake build tree, an archive, a library, an installed
-    distribution, pypi:NAME==VERSION or npm:NAME@VERSION.
-    """
 
 
 @build.command("test")

@@ -206,7 +206,7 @@ def check_model(
 
 
 def _known(backends: Sequence[str]) -> list[Spec]:
-    """Return the backends, each once; UsageError if one is not known, before anything is decoded."""
+    """Return the backends, each once; UsageError for an unknown one, before anything is decoded."""
     specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
     for spec in specs:
         resolve(spec)

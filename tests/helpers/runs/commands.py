@@ -27,6 +27,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "gate": ("perf", "gate"),
     "golden-update": ("golden", "update"),
     "golden-verify": ("golden", "verify"),
+    "devices": ("build", "devices"),
+    "make": ("build", "make"),
     "nightly": ("nightly",),
     "release": ("build", "test"),
     "report": ("report",),

@@ -1,0 +1,230 @@
+"""Devices that are compiled here: with a compiler that is a script, and without OpenCL."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from commands import conform_here
+from marks import needs_wheel
+
+from backends.ggml import GgmlBackend
+from conformance import shipped
+from conformance.builds import archive, devices, make
+from conformance.ggml.lib.library import Library
+from conformance.ggml.lib.made import NOTES, notes
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="the fake programs are scripts of a shell")
+CL = """\
+#include <stddef.h>
+#define CL_CALLBACK
+#define CL_SUCCESS 0
+#define CL_INVALID_VALUE (-30)
+#define CL_DEVICE_TYPE 0x1000
+#define CL_DEVICE_NAME 0x102B
+#define CL_PROGRAM_DEVICES 0x1163
+#define CL_DEVICE_TYPE_CPU 2
+typedef int cl_int; typedef unsigned cl_uint; typedef unsigned long cl_device_type; typedef cl_uint cl_device_info;
+typedef void * cl_device_id; typedef void * cl_program;
+cl_int clGetProgramInfo(cl_program, cl_uint, size_t, void *, size_t *);
+"""
+"""What `opencl.c` uses of CL/cl.h."""
+DRIVER = """\
+#include <string.h>
+#include <CL/cl.h>
+char name[64], options[256]; cl_device_type type;
+cl_int clGetDeviceInfo(cl_device_id d, cl_device_info what, size_t size, void * value, size_t * needed) {
+    if (needed) *needed = strlen(name) + 1;
+    if (value && what == CL_DEVICE_TYPE) memcpy(value, &type, size);
+    if (value && what == CL_DEVICE_NAME) strcpy(value, name);
+    return CL_SUCCESS;
+}
+cl_int clGetProgramInfo(cl_program p, cl_uint w, size_t s, void * v, size_t * n) { *(void **) v = p; return 0; }
+cl_int clBuildProgram(cl_program p, cl_uint n, const cl_device_id * d, const char * o, void * f, void * x) {
+    strcpy(options, o);
+    return -11;
+}
+"""
+"""A libOpenCL with one device."""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own, and scripts for cmake and cc that note how they were called."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    scripts = {
+        "cmake": """
+case $1 in
+--build) mkdir -p $2/bin; echo ELF > $2/bin/libggml.so.0; ln -sf libggml.so.0 $2/bin/libggml.so
+    echo $GIT_CEILING_DIRECTORIES >> LOG ;;
+esac""",
+        "cc": """
+[ "$1" = --version ] && echo 'cc 12.2' && exit
+while [ "$1" != -o ]; do shift; done; echo shim > $2""",
+    }
+    for name, script in scripts.items():
+        text = f'#!/bin/sh\necho "{name} $@" >> LOG{script}\n'.replace("LOG", str(tmp_path / "log"))
+        (folder / name).write_text(text, "utf-8")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder that has the source of llama.cpp below it."""
+    path = tmp_path / "package" / "vendor" / "llama.cpp"
+    (path / "ggml" / "src").mkdir(parents=True)
+    (path / "CMakeLists.txt").touch()
+    (path / "ggml" / "src" / "ggml.c").touch()
+    return path
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("driver", ["", "libintelocl.so"])
+def test_opencl_is_compiled_with_what_a_cpu_needs(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str
+) -> None:
+    """The folder has the libraries with their links, ours between, the driver of this Python, and what was changed."""
+    found = tmp_path / driver if driver else None
+    monkeypatch.setattr(make, "intel_driver", lambda: found)
+    for _ in range(2):
+        done = conform_here("make", "opencl", "--from", tree.parents[1], "-o", tmp_path / "out")
+        assert done.exit_code == 0, done.output
+    out = tmp_path / "out"
+    assert f"driver: {found or 'those of the system'}" in done.output
+    assert (out / "libggml.so").readlink() == Path("libggml.so.0")
+    assert (out / "libconform-opencl.so").read_text("utf-8") == "shim\n"
+    named = [p.read_text("utf-8") for p in (out / "vendors").glob("*.icd")] if driver else (out / "vendors").exists()
+    assert named == ([f"{found}\n"] if driver else False)
+    said = json.loads((out / NOTES).read_text("utf-8"))
+    assert said == {"made from": str(tree.parents[1]), "compiler": "cc 12.2", "opencl.c": make.CHANGED}
+    log = (tmp_path / "log").read_text("utf-8")
+    (below,) = (archive.cache() / "made").iterdir()  # both went to one place
+    assert "-DGGML_OPENCL=ON -DGGML_OPENCL_USE_ADRENO_KERNELS=OFF" in log
+    assert f"-DOpenCL_LIBRARY={below / 'libconform-opencl.so'}" in log
+    assert (f"-rpath,{tmp_path}" in log) is bool(driver)
+    assert f"\n{tree.parent}\n" in log  # a repository above has not its commit
+
+
+def test_a_build_without_sources_or_compiler_says_what_to_do(programs: Path, tree: Path, tmp_path: Path) -> None:
+    """A folder of libraries is no source; npm has none; without a compiler or headers nothing is written."""
+    (tmp_path / "libs").mkdir()
+    for name, why in (
+        ("npm:x@1", "npm:x@1 is no folder or archive"),
+        (str(tmp_path / "libs"), "the source of llama.cpp or ggml"),
+    ):
+        done = conform_here("make", "cpu", "--from", name, "-o", tmp_path / "out")
+        assert done.exit_code == 2
+        assert why in done.stderr
+    done = conform_here("make", "opencl", "--from", tree, "--isa", "arm64", "-o", tmp_path / "out")
+    assert (done.exit_code, "--isa: cpu expected, opencl found" in done.stderr) == (2, True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", "no-compiler")
+        done = conform_here("make", "cpu", "--from", tree, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "no-compiler: a C and C++ compiler expected" in done.stderr
+    text = "#!/bin/sh\n[ $1 = --version ] && echo cc && exit\necho 'CL/cl.h: No such file' >&2; exit 1\n"
+    (programs / "cc").write_text(text, "utf-8")
+    done = conform_here("make", "opencl", "--from", tree, "-o", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "CL/cl.h: No such file; `conform build devices` says what OpenCL needs here" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("programs")
+def test_headers_come_from_a_package_of_debian(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both compilers get its folder, and the record names it; a build has one source."""
+    monkeypatch.setattr(make, "unpacked", lambda name: tmp_path / name)
+    monkeypatch.setattr(make, "intel_driver", lambda: None)
+    words = ["opencl", "--from", str(tree), "--from", "debian:headers", "-o", str(tmp_path / "out")]
+    assert conform_here("make", *words).exit_code == 0
+    log = (tmp_path / "log").read_text("utf-8")
+    assert f" -I{tmp_path}/headers/usr/include " in log
+    assert f" -DOpenCL_INCLUDE_DIR={tmp_path}/headers/usr/include" in log
+    assert notes(tmp_path / "out")["made from"] == f"{tree} debian:headers"
+    done = conform_here("make", *words, "--from", "pypi:a==1")
+    assert (done.exit_code, "one source of ggml and packages debian:NAME expected" in done.stderr) == (2, True)
+
+
+def test_a_changed_compiler_compiles_again(programs: Path, tree: Path, tmp_path: Path) -> None:
+    """The place in the cache follows the compiler's version, which a record then has."""
+    for version in ("cc 12.2", "cc 13.1"):
+        text = (programs / "cc").read_text("utf-8").replace("cc 12.2", version)
+        (programs / "cc").write_text(text, "utf-8")
+        assert make.make("cpu", [str(tree)], tmp_path / "out").notes["compiler"] == version
+    assert len(list((archive.cache() / "made").iterdir())) == 2
+
+
+@needs_wheel
+def test_a_record_says_what_was_made(tmp_path: Path) -> None:
+    """The notes beside a library are among the versions of its device; a file that is no object counts for nothing."""
+    for path in Library().folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    for text, expected in (('{"opencl.c": "changed"}', "changed"), ("[1]", None), ("{", None)):
+        (tmp_path / NOTES).write_text(text, "utf-8")
+        assert notes(tmp_path).get("opencl.c") == expected
+    (tmp_path / NOTES).write_text('{"opencl.c": "changed"}', "utf-8")
+    backend = GgmlBackend(lib=str(tmp_path / Library().files[0].name))
+    assert backend.info().versions["opencl.c"] == "changed"
+    backend.close()
+    named = f"ggml?lib={tmp_path / Library().files[0].name}"
+    case = "ops/ADD-f32+f32-a=1x1x1,b=1x1x1@1"
+    done = conform_here("run", "--backend", named, "--case", case, "--json", tmp_path / "run.json")
+    assert done.exit_code == 0, done.output
+    (result,) = json.loads((tmp_path / "run.json").read_text("utf-8"))["results"]
+    assert "opencl.c: changed" in result["witness"]["libraries"]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_only_a_cpu_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name has Intel, two flags go and one comes; a GPU and a name that has Intel stay as they are."""
+    (tmp_path / "CL").mkdir()
+    (tmp_path / "CL" / "cl.h").write_text(CL, "utf-8")
+    (tmp_path / "driver.c").write_text(DRIVER, "utf-8")
+    for name in ("CONFORM_OPENCL_DROP", "CONFORM_OPENCL_ADD", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    words = ["cc", "-shared", "-fPIC", f"-I{tmp_path}", "-o"]
+    subprocess.run([*words, tmp_path / "libOpenCL.so.1", tmp_path / "driver.c"], check=True)
+    between = shipped.path() / "builds" / make.BETWEEN
+    subprocess.run([*words, tmp_path / "between.so", between, f"-Wl,-rpath,{tmp_path}", "-ldl"], check=True)
+    real = ctypes.CDLL(str(tmp_path / "libOpenCL.so.1"), ctypes.RTLD_GLOBAL)
+    ours = ctypes.CDLL(str(tmp_path / "between.so"))
+    device, relaxed = ctypes.c_void_p(1), b"-cl-std=CL2.0 -cl-unsafe-math-optimizations -cl-fast-relaxed-math -DA=1"
+    changed = b"-cl-std=CL2.0 -DA=1 -Wno-incompatible-pointer-types"
+    for kind, given, expected, options in (
+        (2, b"AMD EPYC", b"AMD EPYC, a CPU called Intel", changed),
+        (2, b"Intel(R) Core(TM)", b"Intel(R) Core(TM)", changed),
+        (4, b"Graphics", b"Graphics", relaxed),
+    ):
+        ctypes.c_ulong.in_dll(real, "type").value = kind
+        (ctypes.c_char * 64).in_dll(real, "name").value = given
+        found, needed = ctypes.create_string_buffer(64), ctypes.c_size_t()
+        assert ours.clGetDeviceInfo(device, 0x102B, ctypes.c_size_t(64), found, ctypes.byref(needed)) == 0
+        assert (found.value, needed.value) == (expected, len(expected) + 1)
+        assert ours.clBuildProgram(device, 0, None, relaxed, None, None) == -11
+        assert (ctypes.c_char * 256).in_dll(real, "options").value == options
+    assert ours.clGetDeviceInfo(device, 0x102B, ctypes.c_size_t(64), found, None) == 0
+
+
+def test_devices_name_what_they_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without programs each device but the CPU lacks some, with the command that adds them."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = conform_here("devices", "--json", tmp_path / "devices.json")
+    assert done.exit_code == 0, done.output
+    read = {d["name"]: d for d in json.loads((tmp_path / "devices.json").read_text("utf-8"))["devices"]}
+    assert [name for name, d in read.items() if not d["lacks"]] == ["CPU"]
+    opencl = read["OpenCL on Intel's runtime for CPUs"]
+    assert opencl["lacks"][:2] == ["cmake", "g++"]
+    assert "apt-get install cmake g++" in opencl["adding"]
+    for text in (*opencl["adding"], *opencl["running"]):
+        assert f"\n  {text}\n" in done.stdout
+    assert all(d.running for d in devices.devices())
