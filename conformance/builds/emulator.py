@@ -22,8 +22,8 @@ from conformance.process import call
 from .archive import cache, fresh_folder, settle
 from .isa import ISAS, Isa, host, known
 
-QEMU = "trixie"
-"""Release of Debian with the emulator."""
+HERE = "trixie"
+"""Release of Debian whose packages run on this processor: the emulator, headers."""
 MIRROR = "CONFORMANCE_DEBIAN"
 """Variable with the address of a Debian mirror, for a system whose own apt names none."""
 TIME_LIMIT = 1800.0
@@ -58,7 +58,7 @@ def folders(isa: str) -> tuple[Path, Path]:
     """Return where qemu and the files for `isa` are, once they are unpacked."""
     of = known(isa)
     programs, packages = (hashlib.sha256(" ".join(names).encode()).hexdigest()[:8] for names in (_MACHINES, PACKAGES))
-    return _home() / f"{QEMU}-qemu-{programs}", _home() / f"{of.suite}-{of.debian}-{packages}"
+    return _home() / f"{HERE}-qemu-{programs}", _home() / f"{of.suite}-{of.debian}-{packages}"
 
 
 def unpacked(package: str) -> Path:
@@ -67,9 +67,9 @@ def unpacked(package: str) -> Path:
     Raises:
         UnavailableError: apt is missing, or there is no such package.
     """
-    folder = _home() / f"{SUITE}-{package}"
+    folder = _home() / f"{HERE}-{package}"
     if not folder.is_dir():
-        with _unpacked(_DEBIAN.get(host(), host()), package) as made:
+        with _unpacked(HERE, _DEBIAN.get(host(), host()), package) as made:
             settle(made, folder)
     return folder
 
@@ -82,7 +82,7 @@ def _words(isa: Isa) -> list[str]:
     """Return the command that is the Python of `isa`; set it up if needed."""
     qemu, root = folders(isa.name)
     if not qemu.is_dir():
-        with _unpacked(QEMU, _DEBIAN.get(host(), host()), "qemu-user") as made:
+        with _unpacked(HERE, _DEBIAN.get(host(), host()), "qemu-user") as made:
             kept = made.with_name("kept")
             kept.mkdir()
             for name in _MACHINES:

@@ -93,7 +93,8 @@ esac""",
         programs,
         "dpkg-deb",
         f"""
-mkdir -p "$3/usr/bin" "$3/usr/lib"; for name in {" ".join(names)} qemu-hexagon python3; do touch "$3/usr/bin/$name"; done""",
+mkdir -p "$3/usr/bin" "$3/usr/lib"
+for name in {" ".join(names)} qemu-hexagon python3; do touch "$3/usr/bin/$name"; done""",
     )
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv(emulator.MIRROR, raising=False)
