@@ -99,7 +99,7 @@ def _words(isa: Isa) -> list[str]:
 
 def _environment(isa: Isa, env: Mapping[str, str]) -> dict[str, str]:
     _, root = folders(isa.name)
-    libraries = f"/usr/lib/{isa.triplet}"  # qemu looks for it in `root`
+    libraries = root / "usr" / "lib" / isa.triplet
     kept = {k: v for k, v in env.items() if not k.startswith(_DROPPED)}
     return {
         **kept,
