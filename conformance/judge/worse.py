@@ -11,7 +11,7 @@ from enum import Enum
 
 from . import wrong
 from .evidence import Fault
-from .message import by_damage, innermost
+from .message import by_damage, innermost, without_line
 from .verdict import FAILURES, Result, Verdict
 from .wrong import Wrong
 
@@ -88,5 +88,8 @@ def worse(known: Seen, found: Seen) -> Worse | None:
 
 
 def _differ(known: str, found: str) -> bool:
-    """Return True for different errors; a damaged heap dies of any signal, at random."""
-    return known != found and not (by_damage(known) and by_damage(found))
+    """Return True for different errors.
+
+    A damaged heap dies of any signal, at random, and lines of the source move from build to build.
+    """
+    return without_line(known) != without_line(found) and not (by_damage(known) and by_damage(found))

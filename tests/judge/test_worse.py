@@ -35,6 +35,7 @@ ASSERTION = "/home/a/ggml.c:12: GGML_ASSERT(a == b) failed"
         pytest.param(_wrong(), _died(ASSERTION), "CRASH where it was FAIL", id="aborts"),
         pytest.param(_died(ASSERTION), _wrong(), "", id="aborted"),
         pytest.param(_died(ASSERTION), _died("/b/ggml.c:99: GGML_ASSERT(a == b) failed"), "", id="a line moved"),
+        pytest.param(_died("/a/ops.cpp:7: fatal error"), _died("/b/ops.cpp:9: fatal error"), "", id="it has no words"),
         pytest.param(
             _died(ASSERTION), _died("/b/ops.c:7: GGML_ASSERT(n > 0) failed"), "CRASH with another message", id="asserts"
         ),
