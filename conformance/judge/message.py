@@ -57,6 +57,11 @@ def without_line(message: str) -> str:
     return _TEXTLESS.sub(": fatal error", message)
 
 
+def between_builds(error: Error) -> str:
+    """Return the innermost message without lines of the source, which move from build to build."""
+    return without_line(innermost(error))
+
+
 def said(error: Error) -> str:
     """Return the innermost message of a failure, or how the process died and its assertion."""
     return " ".join(_innermost(error).split())[:_LONGEST]

@@ -14,7 +14,7 @@ from conformance.case.case import JSON
 from conformance.causes.cause import in_order
 from conformance.causes.same import same
 from conformance.judge.cause import Cause
-from conformance.judge.message import innermost, without_line
+from conformance.judge.message import between_builds
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.report.compare import Sides, State
 
@@ -264,7 +264,7 @@ def _alike(a: Cause, b: Cause) -> bool:
 def _key(target: Target, state: State, result: Result) -> Hashable:
     """Return a key of a fault across setups and builds: case, verdict and innermost message."""
     error = None if result.verdict is Verdict.FAIL else result.error
-    message = "" if error is None else without_line(innermost(error))
+    message = "" if error is None else between_builds(error)
     return state, target.name.partition(" ")[0], result.case, result.verdict, message
 
 
