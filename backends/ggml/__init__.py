@@ -23,7 +23,6 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.lib.context import refusal
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
-from conformance.ggml.lib.made import notes
 from conformance.ggml.lib.rpc import attach
 from conformance.ggml.quants import QUANTIZERS, quantizer
 from conformance.ggml.tensor import Tensor, computes
@@ -151,7 +150,7 @@ class GgmlBackend(Backend):
         lib, g = self._library, self._ggml
         versions = {"ggml": lib.version, "backend API": str(lib.api_version(self._device))}
         if lib.files and self._named:
-            versions |= {"library": str(lib.files[0]), **notes(lib.folder)}
+            versions |= {"library": str(lib.files[0]), **lib.made}
         if g.commit is not None and g.commit() != b"unknown":
             versions["commit"] = g.commit().decode()
         description = lib.description(self._device)

@@ -14,7 +14,6 @@ from conformance.backend.snapshot import Snapshot
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import BackendError, GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.lib import made
 from conformance.ggml.lib.context import Arena, Context
 from conformance.ggml.lib.layout import STATUS, USAGE_COMPUTE, InitParams
 from conformance.ggml.lib.library import Library
@@ -109,7 +108,7 @@ class GgmlSession(Session):
         self._galloc: int | None = None
         self._persistent = Persistent(library)
         path = next((p for prefix, p in PATHS.items() if device.upper().startswith(prefix)), "eager")
-        libraries = [library.title, *(f"{what}: {text}" for what, text in made.notes(library.folder).items())]
+        libraries = [library.title, *(f"{what}: {text}" for what, text in library.made.items())]
         self._witness = Witness(device=device, path=path, notes=list(notes), libraries=libraries)
         try:
             for home in dict.fromkeys(homes.values()):

@@ -47,6 +47,7 @@ from .layout import (
     mismatch,
     type_ids,
 )
+from .made import notes
 from .since import unknown_use
 
 WHEEL = "xllamacpp"
@@ -125,6 +126,8 @@ class Library:
         """Absolute path."""
         self.folder = self.path if self.path.is_dir() else self.path.parent
         """Folder of its libraries."""
+        self.made = notes(self.folder)
+        """What `conform build make` noted beside them."""
         self.plugins = plugins(self.folder)
         """Folder of the device libraries that ggml loads itself."""
         self._handles = list(_load(self.path, self.parts))
@@ -291,11 +294,7 @@ class Library:
         They are valid as long as the buffer is; a copy if the host cannot read the buffer.
         """
         c = self.struct(pointer)
-        if (
-            not size
-            or sys.byteorder == "big"
-            or not self.ggml.backend_buft_is_host(self.ggml.backend_buffer_get_type(c.buffer))
-        ):
+        if not size or _SWAPS or not self.ggml.backend_buft_is_host(self.ggml.backend_buffer_get_type(c.buffer)):
             return self.get(pointer, size)
         data: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(c.data))
         data.flags.writeable = False
