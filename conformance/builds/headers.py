@@ -1,7 +1,8 @@
-"""Declarations in installed C headers of ggml and llama.cpp, by name."""
+"""Declarations in installed C headers of ggml and llama.cpp, by name.
 
-# A library without debugging information tells neither parameters nor fields. Only headers that were installed with it
-# are read: those of a source tree can be newer than the build.
+A library without debugging information tells neither parameters nor fields. Only headers that were installed with it
+are read: those of a source tree can be newer than the build.
+"""
 
 from __future__ import annotations
 

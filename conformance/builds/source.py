@@ -214,18 +214,21 @@ def _installed(name: str) -> Path | None:
 
 
 def _pip(name: str, isa: Isa | None) -> Iterator[list[str]]:
-    if not _PYPI.fullmatch(name):
-        raise UsageError(f"build pypi:{name}: NAME==VERSION expected, with an exact version")
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
     tags = [] if isa is None else [f"{tag}_{isa.machine}" for tag in PLATFORMS]
-    yield [*pip, "--only-binary", ":all:", *(w for t in tags for w in ("--platform", t)), name]
+    yield [*_pip_download(name), "--only-binary", ":all:", *(w for t in tags for w in ("--platform", t)), name]
     if isa is not None:
-        yield [*pip, "--no-binary", ":all:", name]
+        yield from _pip_source(name, isa)
 
 
 def _pip_source(name: str, _: Isa | None) -> Iterator[list[str]]:
-    (binary,) = _pip(name, None)
-    yield [{"--only-binary": "--no-binary"}.get(word, word) for word in binary]
+    # not :all:, which would compile what pip needs to read the package's metadata, such as cmake
+    yield [*_pip_download(name), "--no-binary", name.partition("==")[0], name]
+
+
+def _pip_download(name: str) -> list[str]:
+    if not _PYPI.fullmatch(name):
+        raise UsageError(f"build pypi:{name}: NAME==VERSION expected, with an exact version")
+    return [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--quiet"]
 
 
 def _only_source(name: str, folder: Path) -> str:
