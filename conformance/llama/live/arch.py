@@ -6,7 +6,7 @@ An id is `arch/ARCH-key=value@seed`, with the keys of the family `zoo`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -63,6 +63,16 @@ def _ids(level: Level) -> list[str]:
 def _unlisted(glob: str) -> list[str]:
     archs, rest = split_glob(glob)
     return [] if is_glob(rest) else [f"{NAME}/{a}-{rest}" for a in fitting(archs)]
+
+
+def unlisted(family: str, names: Collection[str], glob: str) -> list[str]:
+    """Return the ids `FAMILY/ARCH-KEYS,do=NAME@SEED` that match a glob, with a name of `names`."""
+    archs, rest = split_glob(glob)
+    keys, _, last = rest.partition("do=")
+    name, _, seed = last.partition("@")
+    if is_glob(keys) or is_glob(seed):
+        return []
+    return [f"{family}/{a}-{keys}do={n}@{seed}" for a in fitting(archs) for n in names if fnmatchcase(n, name)]
 
 
 def fitting(glob: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from conformance.backend.registry import Spec
@@ -18,10 +18,10 @@ from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.zoo.family import Request
 from conformance.llama.zoo.model import lacks, runnable
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
+from conformance.run.live import LiveFamily, without_steps
 from conformance.suite.family import Level, without
 
-from .arch import FEW, fitting, spell
+from .arch import FEW, spell, unlisted
 from .comparison import SILENT, Comparison, judge_all, judge_by_spread, saved
 from .llama import Models, device, read_id
 from .scenarios.harness import AMPLIFIED, by_rounding
@@ -92,15 +92,6 @@ def _ids(level: Level) -> list[str]:
     blocks = [id_of(arch, name, **keys) for arch, keys in BLOCKS for name in _OF_BLOCKS] if level != "smoke" else []
     experts = [id_of(arch, name) for arch in WITH_EXPERTS for name in _OF_LORA] if level != "smoke" else []
     return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied, *mtp, *blocks, *experts]))
-
-
-def _unlisted(glob: str) -> list[str]:
-    archs, rest = split_glob(glob)
-    keys, _, last = rest.partition("do=")
-    name, _, seed = last.partition("@")
-    if is_glob(keys) or is_glob(seed):
-        return []
-    return [f"{NAME}/{a}-{keys}do={n}@{seed}" for a in fitting(archs) for n in _ORDER if fnmatchcase(n, name)]
 
 
 def _name(case_id: str) -> str:
@@ -208,5 +199,5 @@ FAMILY = LiveFamily(
     _build,
     lacks=lacks,
     player=Player,
-    unlisted=_unlisted,
+    unlisted=partial(unlisted, NAME, _ORDER),
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import Pair, Result, Verdict
-from conformance.llama.live.arch import fitting, spell
+from conformance.llama.live.arch import spell, unlisted
 from conformance.llama.live.llama import Device, Models, device, read_id
 from conformance.llama.model import turns
 from conformance.llama.model.check import ModelCheck
@@ -28,7 +27,7 @@ from conformance.llama.model.llama_process import LlamaProcess, Setting
 from conformance.llama.zoo.family import Request
 from conformance.llama.zoo.model import Value, lacks
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
+from conformance.run.live import LiveFamily, without_steps
 from conformance.suite.family import Level, without
 
 from . import growth
@@ -67,15 +66,6 @@ def id_of(arch: str, way: str, **keys: object) -> str:
 def _ids(level: Level) -> list[str]:
     more = {"smoke": (), "standard": STANDARD, "full": (*STANDARD, *((arch, {}) for arch in FULL))}[level]
     return [id_of(arch, way, **keys) for arch, keys in (("llama", {}), *more) for way in NAMES]
-
-
-def _unlisted(glob: str) -> list[str]:
-    archs, rest = split_glob(glob)
-    keys, _, last = rest.partition("do=")
-    name, _, seed = last.partition("@")
-    if is_glob(keys) or is_glob(seed):
-        return []
-    return [f"{NAME}/{a}-{keys}do={n}@{seed}" for a in fitting(archs) for n in NAMES if fnmatchcase(n, name)]
 
 
 def _way(case_id: str) -> str:
@@ -194,6 +184,6 @@ FAMILY = LiveFamily(
     _build,
     lacks=lacks,
     player=Player,
-    unlisted=_unlisted,
+    unlisted=partial(unlisted, NAME, NAMES),
     columns=("kl_max", "e_value", "tokens", "growth", "resident"),
 )
