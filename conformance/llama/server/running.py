@@ -84,7 +84,7 @@ class RunningServer:
         asked = Start(str(model.resolve()), self._folder, n_ctx=n_ctx, context=context or {}, **start)
         try:
             found = self._ask(start=asdict(asked))
-        except BaseException:  # nobody else can close what was never handed out
+        except BaseException:  # the caller has no object to close
             self.close()
             raise
         self.pid: int = found["pid"]
