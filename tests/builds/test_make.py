@@ -33,7 +33,7 @@ typedef int cl_int; typedef unsigned cl_uint; typedef unsigned long cl_device_ty
 typedef void * cl_device_id; typedef void * cl_program;
 cl_int clGetProgramInfo(cl_program, cl_uint, size_t, void *, size_t *);
 """
-"""What `opencl.c` uses of CL/cl.h."""
+"""The declarations of CL/cl.h that `opencl.c` needs."""
 DRIVER = """\
 #include <string.h>
 #include <CL/cl.h>

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import takewhile
@@ -23,7 +23,7 @@ from conformance.llama.model.turns import setting
 F32 = NDArray[np.float32]
 N_VOCAB, N_CTX, SLOTS = 64, 128, 2
 _E = np.random.default_rng(1).normal(size=(3, N_VOCAB, N_VOCAB))
-"""Of a cell, of a state, of a rounding."""
+"""Matrices by which tokens in cells, in states and in the rounding change the logits."""
 ROUNDING = 1e-4
 
 FAULTS = {
@@ -214,9 +214,9 @@ def handler(toy: Toy) -> type[BaseHTTPRequestHandler]:  # noqa: C901  # one shor
 
 
 @contextmanager
-def serving(toy: Toy) -> Iterator[str]:
-    """Serve the toy on loopback; yield the URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler(toy)) as http:
+def listening(answers: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Answer HTTP requests on loopback; yield the URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), answers) as http:
         http.daemon_threads = True
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
@@ -225,3 +225,8 @@ def serving(toy: Toy) -> Iterator[str]:
         finally:
             http.shutdown()
             thread.join()
+
+
+def serving(toy: Toy) -> AbstractContextManager[str]:
+    """Serve the toy on loopback; its value is the URL."""
+    return listening(handler(toy))

@@ -230,7 +230,7 @@ class Timed(Fixed):
     seconds: list[float] = field(default_factory=list)
 
     def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
-        """As without it."""
+        """Note the seconds, and search as `Fixed` does."""
         self.seconds.append(_seconds)
         return super().find(results, _seconds)
 

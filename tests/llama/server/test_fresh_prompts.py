@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from marks import needs_wheel
+from toy_server import listening
 
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
@@ -85,14 +85,8 @@ def serving(served: Served, *, ids: bool = True, lost: int = 0) -> Iterator[str]
         def log_request(self, *_: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}"
-        finally:
-            http.shutdown()
-            thread.join()
+    with listening(Handler) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -95,19 +95,23 @@ def test_the_real_server_passes(player: Player, way: str) -> None:
     assert result.verdict is Verdict.PASS, result.detail
 
 
+def _process(player: Player) -> psutil.Process:
+    """The process of the player's server."""
+    _, running = player._made
+    return psutil.Process(running.pid)
+
+
 @needs_wheel
 def test_a_server_that_dies_is_a_crash_and_leaves_nothing(player: Player) -> None:
     """After its end all its processes are gone; the next case starts another."""
     player.play(id_of(LLAMA, "fresh-24"))
-    _, running = player._made
-    server = psutil.Process(running.pid)
+    server = _process(player)
     server.kill()
     with pytest.raises(BackendCrashError, match="its server died"):
         player.play(id_of(LLAMA, "cached"))
     assert not server.is_running()
     assert player.play(id_of(LLAMA, "fresh-24")).verdict is Verdict.PASS
-    _, running = player._made
-    server = psutil.Process(running.pid)
+    server = _process(player)
     player.close()
     assert not server.is_running()
 
@@ -127,8 +131,7 @@ def test_a_server_that_hangs_is_a_timeout_and_leaves_nothing() -> None:
     player = Player(Spec("ggml"), Isolation(5.0), None)
     try:
         player.play(id_of(LLAMA, "fresh-24"))
-        _, running = player._made
-        server = psutil.Process(running.pid)
+        server = _process(player)
         server.suspend()
         with pytest.raises(BackendTimeoutError, match="no answer within 5 s"):
             player.play(id_of(LLAMA, "cached"))
