@@ -127,7 +127,7 @@ class Library:
         self.folder = self.path if self.path.is_dir() else self.path.parent
         """Folder of its libraries."""
         self.made = notes(self.folder)
-        """What `conform build make` noted beside them."""
+        """The notes of `conform build make` on them."""
         self.plugins = plugins(self.folder)
         """Folder of the device libraries that ggml loads itself."""
         self._handles = list(_load(self.path, self.parts))
