@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -230,3 +232,19 @@ def listening(answers: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 def serving(toy: Toy) -> AbstractContextManager[str]:
     """Serve the toy on loopback; its value is the URL."""
     return listening(handler(toy))
+
+
+@contextmanager
+def process(fault: str) -> Iterator[str]:
+    """Serve the toy in a process of its own, whose memory nothing else changes; yield the URL."""
+    command = [sys.executable, __file__, fault]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        yield child.stdout.readline().strip()
+
+
+if __name__ == "__main__":
+    with serving(Toy(sys.argv[1])) as _url:
+        sys.stdout.write(f"{_url}\n")
+        sys.stdout.flush()
+        sys.stdin.read()  # until the test ends
