@@ -9,7 +9,6 @@ The CPU backend uses the device's host buffer type if there is one. A session ha
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from conformance.backend.interface import Witness
@@ -25,7 +24,7 @@ from .placement import sched_homes
 from .session import GgmlSession, Plan, overwriters, unwrite
 
 NAMED = 8
-"""Maximum number of nodes off the device in a note; `kernels` counts all."""
+"""Maximum number of nodes off the device in a note; `placed` counts all."""
 LEAST_GRAPH = 1024
 """`llama_context::graph_max_nodes`: at least this many nodes, and 8 for each tensor."""
 
@@ -174,11 +173,12 @@ class SchedSession(GgmlSession):
         """Count nodes by backend, and copies, as `ggml_backend_sched_split_graph` decides them."""
         g, witness = self._ggml, self._witness
         where = dict(zip(self._backends, (g.backend_name(b).decode() for b in self._backends), strict=True))
-        table: Counter[str] = Counter()
         elsewhere: list[str] = []
         copied: set[tuple[int, Tensor]] = set()
         for node, backend in self._backends_of(plan):
-            table[f"{where.get(backend, 'nobody')} {node.op}"] += 1
+            ops = witness.placed.setdefault(where.get(backend, "nobody"), {})
+            ops[node.op] = ops.get(node.op, 0) + 1
+            witness.kernels[node.op] = witness.kernels.get(node.op, 0) + 1
             if backend != self._backends[0]:
                 elsewhere.append(f"{node.op} {node.name}".strip())
             for s in node.src:
@@ -187,7 +187,6 @@ class SchedSession(GgmlSession):
                 buffer = self._buffer(plan.at[s.root])
                 if buffer and not g.backend_supports_buft(backend, g.backend_buffer_get_type(buffer)):
                     copied.add((backend, s))
-        witness.kernels = dict(Counter(witness.kernels) + table)
         witness.splits = g.backend_sched_get_n_splits(self._sched)
         witness.copies = len(copied)
         witness.nodes += plan.nodes - len(elsewhere)

@@ -86,6 +86,8 @@ class Witness:
     """Buffer type or kind of memory -> bytes."""
     kernels: dict[str, int] = field(default_factory=dict)
     """Executed kernel or layer type -> count."""
+    placed: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Device -> op -> nodes, in their order, if a scheduler shares graphs among devices."""
     notes: list[str] = field(default_factory=list)
     stage: str = "run"
     """Stage of the backend that produced the values."""

@@ -283,8 +283,8 @@ def _used(r: Result) -> float | None:
     return r.budget_used
 
 
-_LAST = "CPU"
-"""Device of a scheduler that runs nodes which no other takes."""
+_LAST = ("CPU", "cpu")
+"""Names of the device of a scheduler that runs nodes which no other takes."""
 
 
 def refusals(results: Iterable[Result]) -> dict[str, Counter[str]]:
@@ -306,26 +306,22 @@ def refusal_lines(results: Iterable[Result]) -> list[str]:
 
 
 def placement_lines(results: Iterable[Result]) -> list[str]:
-    """Return a line per scheduled backend: nodes on each device, the first op that fell back.
-
-    Kernels of such a witness are named `DEVICE OP`; the last device is the CPU, which takes what others refuse.
-    """
-    nodes: dict[str, Counter[tuple[str, str]]] = {}
+    """Return a line per backend that fills `Witness.placed`, with the first op that fell back."""
+    nodes: dict[str, dict[str, Counter[str]]] = {}
     for r in results:
-        kernels = r.witness.get("kernels") if r.witness else None
-        for name, n in kernels.items() if isinstance(kernels, dict) else ():
-            device, space, op = name.rpartition(" ")
-            if space and not device.endswith(":") and isinstance(n, int):
-                nodes.setdefault(r.backend, Counter())[device, op] += n
+        placed = r.witness.get("placed") if r.witness else None
+        for device, ops in placed.items() if isinstance(placed, dict) else ():
+            if isinstance(ops, dict):
+                on = nodes.setdefault(r.backend, {}).setdefault(device, Counter())
+                on.update({op: n for op, n in ops.items() if isinstance(n, int)})
     return [f"{backend}: {_placement(found)}" for backend, found in nodes.items()]
 
 
-def _placement(found: Counter[tuple[str, str]]) -> str:
-    devices = sorted({device for device, _ in found}, key=lambda device: (device == _LAST, device))
-    whole = sum(found.values())
-    on = {name: sum(n for (device, _), n in found.items() if device == name) for name in devices}
-    said = ", ".join(f"{n:,} of {whole:,} nodes on {name}" for name, n in on.items())
-    first = next((op for device, op in found if device == _LAST), "") if len(devices) > 1 else ""
+def _placement(found: Mapping[str, Counter[str]]) -> str:
+    whole = sum(ops.total() for ops in found.values())
+    devices = sorted(found, key=lambda device: (device in _LAST, device))
+    said = ", ".join(f"{found[name].total():,} of {whole:,} nodes on {name}" for name in devices)
+    first = next(iter(found[devices[-1]]), "") if len(devices) > 1 and devices[-1] in _LAST else ""
     return f"{said}, first {first}" if first else said
 
 

@@ -28,6 +28,8 @@ from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.run.isolation.isolate import Isolation
 from conformance.suite.family import without
 
+from .placement import Placed
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -104,7 +106,7 @@ class Process:
         """Store `load`, fields for the module `service`, and `limits` of time."""
         self._service, self._device, self._load, self._limits = service, device, load, limits
         self._worker: Worker | None = None
-        self.placed: dict[str, int] = {}
+        self.placed: Placed = {}
         """`DEVICE OP` -> nodes of a graph; empty on the CPU, or if unknown."""
 
     def ask(self, **request: object) -> dict[str, Any]:

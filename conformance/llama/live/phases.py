@@ -152,7 +152,7 @@ def measure(pair: Pair, backend: Backend, phase: Phase, counters: Meter | None) 
     metrics |= {f"joules of {counter}": j for counter, j in energy.joules.items() if j is not None}
     computing = {d: s - spent.get(d, 0.0) for d, s in witness.seconds.items()} or {witness.device: seconds}
     total = sum(computing.values()) or 1.0
-    nodes = {} if witness.seconds else _nodes_on(witness.kernels)
+    nodes = {} if witness.seconds else _shares(witness.placed)
     metrics |= {f"share of {d}": s / total for d, s in computing.items() if not nodes}
     metrics |= {f"share of nodes on {d}": share for d, share in nodes.items()}
     result = Result(*pair, Verdict.PASS, seconds=seconds, steps=len(case.steps), metrics=metrics)
@@ -161,13 +161,9 @@ def measure(pair: Pair, backend: Backend, phase: Phase, counters: Meter | None) 
     return result
 
 
-def _nodes_on(kernels: Mapping[str, int]) -> dict[str, float]:
-    """Return each device's share of the kernels, which ggml's scheduler names `DEVICE OP`."""
-    counts: dict[str, int] = {}
-    for name, n in kernels.items():
-        device, space, _ = name.partition(" ")
-        if space:
-            counts[device] = counts.get(device, 0) + n
+def _shares(placed: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    """Return each device's share of the nodes."""
+    counts = {device: sum(ops.values()) for device, ops in placed.items()}
     return {device: n / sum(counts.values()) for device, n in counts.items()}
 
 

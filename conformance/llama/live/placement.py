@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter, deque
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from conformance.case.case import JSON
 from conformance.ggml.lib.echo import ECHO
@@ -13,6 +14,8 @@ from conformance.ggml.lib.llama import Llama
 from conformance.llama.zoo.family import Request
 from conformance.llama.zoo.load import new_context
 
+Placed: TypeAlias = dict[str, dict[str, int]]
+"""Device -> op -> nodes, in their order."""
 _VERBOSE = "GGML_SCHED_DEBUG"
 """Variable that lets a scheduler log each node, if 2."""
 _LINES = 1 << 18
@@ -20,8 +23,8 @@ _SPLIT = re.compile(r"## SPLIT #(\d+): (\S.*?) # \d+ inputs")
 _NODE = re.compile(r"node #\s*\d+ \(\s*(\S+)\)")
 
 
-def placed(library: Llama, model: int, request: Request) -> dict[str, int]:
-    """Return the nodes of the last graph that a new context plans: `DEVICE OP` -> count.
+def placed(library: Llama, model: int, request: Request) -> Placed:
+    """Return the nodes of the last graph that a new context plans: device -> op -> count.
 
     Empty if this version does not log them. Raises as `new_context`.
     """
@@ -38,20 +41,22 @@ def placed(library: Llama, model: int, request: Request) -> dict[str, int]:
             os.environ[_VERBOSE] = was
 
 
-def _nodes(lines: Iterable[str]) -> dict[str, int]:
-    found, device = Counter[str](), ""
+def _nodes(lines: Iterable[str]) -> Placed:
+    found: dict[str, Counter[str]] = {}
+    device = ""
     for line in lines:
         if split := _SPLIT.search(line):
             if split[1] == "0":
                 found.clear()
             device = split[2]
         elif node := _NODE.search(line):
-            found[f"{device} {node[1]}"] += 1
-    return dict(found)
+            found.setdefault(device, Counter())[node[1]] += 1
+    return {device: dict(ops) for device, ops in found.items()}
 
 
-def witness(device: str, nodes: dict[str, int]) -> dict[str, JSON] | None:
+def witness(device: str, nodes: Placed) -> dict[str, JSON] | None:
     """Return the witness of a run of llama.cpp on a device; None if nothing is known."""
     if not nodes:
         return None
-    return {"device": device, "path": "split", "nodes": sum(nodes.values()), "kernels": {**nodes}}
+    whole = sum(sum(ops.values()) for ops in nodes.values())
+    return {"device": device, "path": "split", "nodes": whole, "placed": {name: {**ops} for name, ops in nodes.items()}}

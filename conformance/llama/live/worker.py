@@ -3,7 +3,7 @@
 Its requests, by their fields:
 
 `load` (the fields of `llama.zoo.family.Request`), `device` ("" for the CPU alone) and `rpc` (as of a `Device`): load a
-model, as a user would; `placed` of the reply has the nodes of a graph, `DEVICE OP` -> count. Each later request has
+model, as a user would; `placed` of the reply has the nodes of a graph, device -> op -> count. Each later request has
 `changes`, the fields of the request that it sets:
 
 - `run`, the file to write, and `watch`, null or `{"forced": file or null, "values": bool}`: run the plan; graphs run
@@ -48,7 +48,7 @@ from conformance.suite.decoder.memory import Ubatch
 
 from .comparison import Comparison
 from .held import measure
-from .placement import placed
+from .placement import Placed, placed
 from .scenarios.harness import Harness, Together, in_threads, load
 from .scenarios.settings import Setting, compare, first_difference, with_choices
 from .scenarios.table import SCENARIOS
@@ -123,7 +123,7 @@ class DeviceModel:
         self.device = device
         self.model = load(self.library, request, device, split)
 
-    def placed(self) -> dict[str, int]:
+    def placed(self) -> Placed:
         """Return the nodes of a graph by device and op; none on the CPU, or without a context."""
         with suppress(ConformanceError):
             return {} if self.device in ("", "CPU") else placed(self.library, self.model, self._request)

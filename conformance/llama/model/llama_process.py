@@ -16,6 +16,7 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UsageError
 from conformance.llama.live.llama import Device
+from conformance.llama.live.placement import Placed
 from conformance.llama.zoo.family import Request
 from conformance.process import Deadline, Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.process.memory import resident
@@ -162,7 +163,7 @@ class LlamaProcess:
         self.has_words: bool = about["words"]
         """True if the vocabulary has text."""
         self.n_vocab: int = about["n_vocab"]
-        self.placed: dict[str, int] = about["placed"]
+        self.placed: Placed = about["placed"]
         """`DEVICE OP` -> nodes of a graph; empty on the CPU, or if unknown."""
         self.adds_bos: bool = about["adds_bos"]
         """True if texts begin with a token of their own."""

@@ -168,6 +168,7 @@ _TYPES: dict[str, tuple[str, Callable[[JSON], bool]]] = {
     "int | None": ("a whole number or nothing", lambda v: v is None or _is_whole(v)),
     "list[str]": ("a list of texts", _is_texts),
     "dict[str, int]": ("whole numbers by name", _is_dict(_is_whole)),
+    "dict[str, dict[str, int]]": ("whole numbers by two names", _is_dict(_is_dict(_is_whole))),
     "dict[str, float]": ("numbers by name", _is_dict(_is_finite)),
     "Mapping[str, str]": ("texts by name", _is_dict(_is_text)),
     "Mapping[str, int]": ("whole numbers by name", _is_dict(_is_whole)),

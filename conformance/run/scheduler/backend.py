@@ -135,8 +135,7 @@ class _SchedSession(Watched):
 
     def __init__(self, backends: Sequence[Backend], labels: Sequence[str], case: Case, plan: Plan) -> None:
         self._labels, self._case, self._plan = labels, case, plan
-        self._witness = Witness("+".join(labels), "split")
-        self._nodes = dict.fromkeys(labels, 0)
+        self._witness = Witness("+".join(labels), "split", placed={label: {} for label in labels})
         self._splits = dict.fromkeys(labels, 0)
         self._carried = 0
         self._last: Shared | None = None
@@ -207,7 +206,9 @@ class _SchedSession(Watched):
         values = self._sessions[share.device].compute(share.part.graph, fed, outputs)
         seconds = self._witness.seconds
         seconds[label] = seconds.get(label, 0.0) + time.perf_counter() - start
-        self._nodes[label] += share.nodes
+        placed = self._witness.placed[label]
+        for op, n in share.ops.items():
+            placed[op] = placed.get(op, 0) + n
         self._splits[label] += 1
         return values
 
@@ -231,7 +232,8 @@ class _SchedSession(Watched):
     def witness(self) -> Witness:
         """Return splits, copies and bytes like ggml's scheduler; nodes, splits and time per device."""
         w = self._witness
-        w.nodes = sum(self._nodes.values())
+        nodes = {label: sum(ops.values()) for label, ops in w.placed.items()}
+        w.nodes = sum(nodes.values())
         w.compiles = w.cache_hits = 0
         w.kernels, w.notes, w.libraries = {}, [], []
         spent = sum(w.seconds.values()) or 1.0
@@ -244,7 +246,7 @@ class _SchedSession(Watched):
             w.counters.update({f"{label}: {name}": n for name, n in own.counters.items()})
             share = w.seconds.get(label, 0.0) / spent
             w.notes.append(
-                f"{label}: {self._nodes[label]} nodes in {self._splits[label]} splits, {100 * share:.0f} % of the time"
+                f"{label}: {nodes[label]} nodes in {self._splits[label]} splits, {100 * share:.0f} % of the time"
             )
             w.notes += [f"{label}: {note}" for note in own.notes]
             w.libraries += [f"{label}: {library}" for library in own.libraries]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,8 +35,8 @@ class Share:
     """Persistent tensors that it reads or writes."""
     writes: frozenset[Tensor]
     """Persistent tensors that it writes."""
-    nodes: int
-    """Number of nodes that compute."""
+    ops: Mapping[str, int]
+    """Op -> nodes that compute, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _shares(graph: Graph, assignment: Assignment, case: Case) -> Iterator[Share]
         writes = frozenset(t for n in part.graph for t in written(n) if t in case.persistent)
         made = {n: part.copies[n] for n in graph.nodes[split.first : split.last]}
         passed = {node: root for node, root in part.passed.items() if root in needed}
-        yield Share(split.device, part, made, passed, uses, writes, sum(map(computes, part.graph)))
+        yield Share(split.device, part, made, passed, uses, writes, Counter(n.op for n in part.graph if computes(n)))
 
 
 def _case_of(case: Case, graphs: Mapping[Graph, Shared], device: int, label: str) -> Case | None:

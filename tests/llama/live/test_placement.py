@@ -28,7 +28,7 @@ node #  3 (   MUL_MAT):               Kcur-0 ( 1K) [Vulka         ] use=1,c=1:
 
 def test_the_last_graph_of_a_log_counts() -> None:
     """A scheduler logs each graph that it splits; names of devices come from the splits, where they are whole."""
-    assert _nodes(LOG.splitlines()) == {"CPU GET_ROWS": 1, "Vulkan0 RMS_NORM": 1, "Vulkan0 MUL_MAT": 2}
+    assert _nodes(LOG.splitlines()) == {"CPU": {"GET_ROWS": 1}, "Vulkan0": {"RMS_NORM": 1, "MUL_MAT": 2}}
     assert witness("Vulkan0", {}) is None
 
 
@@ -37,7 +37,7 @@ def test_a_line_names_the_first_op_that_fell_back() -> None:
     nodes = _nodes(LOG.splitlines())
     some = [Result(f"arch/{i}@1", "ggml", Verdict.PASS, witness=witness("Vulkan0", nodes)) for i in range(2)]
     assert placement_lines(some) == ["ggml: 6 of 8 nodes on Vulkan0, 2 of 8 nodes on CPU, first GET_ROWS"]
-    whole = Result("arch/a@1", "ggml", Verdict.PASS, witness=witness("Vulkan0", {"Vulkan0 MUL_MAT": 3}))
+    whole = Result("arch/a@1", "ggml", Verdict.PASS, witness=witness("Vulkan0", {"Vulkan0": {"MUL_MAT": 3}}))
     assert placement_lines([whole]) == ["ggml: 3 of 3 nodes on Vulkan0"]
     assert placement_lines([Result("ops/a@1", "cpu", Verdict.PASS)]) == []
 
@@ -55,7 +55,8 @@ def test_a_run_of_llama_says_where_it_ran(player: Player) -> None:
     """The counts add up to the nodes of a graph, and some are on the device that was asked for."""
     found = player.play("arch/llama-real=1@1").witness
     assert found is not None
-    kernels = found["kernels"]
-    assert isinstance(kernels, dict)
-    assert found["nodes"] == sum(n for n in kernels.values() if isinstance(n, int))
-    assert any("MUL_MAT" in name for name in kernels)
+    placed = found["placed"]
+    assert isinstance(placed, dict)
+    assert all(isinstance(ops, dict) for ops in placed.values())
+    assert found["nodes"] == sum(sum(ops.values()) for ops in placed.values())
+    assert any("MUL_MAT" in ops for ops in placed.values())
