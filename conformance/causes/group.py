@@ -44,6 +44,8 @@ FEW = 3
 GONE = "passes in a fresh process, so earlier cases may be at fault"
 UNSEEN = "not analysed (time limit), and the known cause of its op does not match"
 """Messages of groups of failures whose cause is unknown."""
+UNKNOWN = Rule(())
+"""Rule of failures without a single failing node, or of an unknown one."""
 _OF_NO_NODE = (Fault.STALE, Fault.EARLIER, Fault.HANDOVER, Fault.GRAPH, "relation ")
 """Message prefixes of failures without a single failing node."""
 
@@ -380,14 +382,11 @@ class Groups:
         self.all.append(group)
         return group
 
-    def row(self, failure: Failure, message: str) -> Group:
-        """Return the group of failures of which only `message` is known."""
+    def row(self, failure: Failure, message: str, rule: Rule = UNKNOWN) -> Group:
+        """Return the group of failures of which only `message`, and perhaps the op of a rule, is known."""
         kind = (failure.result.verdict.value, message)
-        group = next((g for g in self.all if g.kind == kind), None)
-        if group is None:
-            group = Group(kind, Rule(()), failure, cut=message == UNSEEN)
-            self.all.append(group)
-        return group
+        group = next((g for g in self.all if g.kind == kind and g.rule == rule), None)
+        return group or self.add(Group(kind, rule, failure, cut=message == UNSEEN))
 
     def explaining(self, failure: Failure, needs: Needs | None = None) -> Group | None:
         """Return a group that explains `failure` and does not conflict with `needs`."""
@@ -409,7 +408,7 @@ class Groups:
         found = failure.features
         same = [g for g in similar if found[OP] in g.rule.ops]
         near = [g for g in same if all(meets(c, found) for c in g.rule.says)]
-        return near[0] if len(near) == 1 else self.row(failure, UNSEEN) if same else None
+        return near[0] if len(near) == 1 else self.row(failure, UNSEEN, Rule.of([found[OP]], ())) if same else None
 
     def needing(self, failure: Failure, needs: Needs) -> Group | None:
         """Return the group of the same op, rule (without sizes) and necessary conditions."""

@@ -10,7 +10,7 @@ from trust.faults import FOLDER, Bundle, Fault, read
 
 from conformance.causes.cause import unique_ids
 from conformance.causes.failure import failure_of
-from conformance.causes.group import Group, Nodes, cause_of, join_all
+from conformance.causes.group import Group, Groups, Nodes, cause_of, join_all
 from conformance.causes.rule import Rule
 from conformance.causes.search import Search
 from conformance.judge.cause import Cause, Condition, Neighbour
@@ -325,6 +325,21 @@ def test_every_failure_is_in_a_group_without_time() -> None:
     unsure = [g.unsure for g in found.groups if g.unsure]
     assert unsure
     assert any(f"{unsure[0]} of them not confirmed (time limit)" in c.sentence for c in found.causes)
+
+
+def test_failures_without_analysis_are_grouped_by_op() -> None:
+    """When time is over, what no known cause of its op fits is named by that op, apart from other ops."""
+    ids = ("SQR-f32-ne=18x6x3x2", "SQRT-f32-ne=18x6x3x2", "SQR-f32-ne=12x5", "SQRT-f32-ne=12x5")
+    failed = [failure_of(build(f"ops/{i}@1"), Result("x", "", Verdict.FAIL)) for i in ids]
+    large, *_, small, root = [f for f in failed if f is not None]
+    groups = Groups(nodes := Nodes([large, small, root], [build("ops/SQR-f32-ne=3x3@1")]))
+    for op in ("SQR", "SQRT"):
+        groups.add(Group(large.kind, Rule.of([op], [Condition("src[0].layout", "strided rows")]), large, [large]))
+    found = [groups.nearest(f) for f in (small, root, small)]
+    assert found[0] is found[2]
+    said = [cause_of(g, "cpu", nodes).sentence for g in found if g is not None]
+    assert [text.partition(":")[0] for text in said] == ["SQR", "SQRT", "SQR"]
+    assert all("not analysed" in text for text in said)
 
 
 def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
