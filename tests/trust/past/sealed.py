@@ -94,7 +94,9 @@ COMPONENTS: Mapping[str, Component] = {
     "sequences": Component(_scenarios("seq-*", "split-rm", "split-cp*", "slots-*", "coupled", "batch-*")),
     "graph reuse": Component((*_scenarios("sets*", "lora-*", "cvec-*", "sizes", "batch-*"), "relations/reused-*")),
     "adapters": Component(_scenarios("lora-*", "cvec-*")),
-    "allocator": Component(("alias/*", "memory/*", *_scenarios("sizes", "larger", "ubatch*", "chunks"))),
+    "allocator": Component(
+        ("alias/*", "memory/*", "order/*,largest=*", *_scenarios("sizes", "larger", "ubatch*", "chunks"))
+    ),
     "scheduler": Component(("order/*", *_scenarios("op-offload", "offload-kqv", "split-*")), {"mode": "sched"}),
     "tensor parallel": Component(_scenarios("split-*"), {"device": "*+*"}),
     "rpc": Component((), {"device": "RPC*"}),
