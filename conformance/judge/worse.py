@@ -90,6 +90,6 @@ def worse(known: Seen, found: Seen) -> Worse | None:
 def _differ(known: str, found: str) -> bool:
     """Return True for different errors.
 
-    A damaged heap dies of any signal, at random, and lines of the source move from build to build.
+    Damaged memory dies of any signal or assertion, at random, and lines of the source move from build to build.
     """
-    return without_line(known) != without_line(found) and not (by_damage(known) and by_damage(found))
+    return without_line(known) != without_line(found) and not by_damage(known)

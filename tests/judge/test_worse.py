@@ -41,6 +41,7 @@ ASSERTION = "/home/a/ggml.c:12: GGML_ASSERT(a == b) failed"
         ),
         pytest.param(_died(ASSERTION), _died("", "SIGSEGV"), "CRASH with another message", id="segfaults"),
         pytest.param(_died("", "SIGSEGV"), _died("double free or corruption"), "", id="a damaged heap dies at random"),
+        pytest.param(_died("", "SIGSEGV"), _died(ASSERTION), "", id="an assertion where it had no message"),
         pytest.param(_wrong(), _wrong(nmse=9e-4), "", id="nine times the error"),
         pytest.param(_wrong(), _wrong(nmse=2e-3), "NMSE 0.002, 0.0001 before", id="twenty times the error"),
         pytest.param(_wrong(), _wrong("zeros"), "zeros instead of numbers", id="zeros"),
