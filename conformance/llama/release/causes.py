@@ -52,7 +52,7 @@ class SharedCause:
 
     cause: Cause
     state: State
-    """NEW, STILL or FIXED; CHANGED if it failed only once, so that it belongs to neither build."""
+    """NEW, STILL or FIXED; WORSE if the base fails in all its cases, too; CHANGED if it failed only once."""
     devices: list[str] = field(default_factory=list)
     note: str = ""
     """Why it is not called new or fixed, if that is not obvious."""
@@ -145,7 +145,7 @@ class Causes:
             causes = search.find(results, FINDING * max(0.0, until - self._clock()) * share)
             earlier = list(self._found)  # this search has told its own causes apart
             for cause in causes:
-                found = self._merged(target, search, state, cause, earlier)
+                found = self._merged(target, search, _against(cause, base, state), cause, earlier)
                 earlier = [f for f in earlier if f is not found]
                 mine = [(k, r) for k, r in zip(keys, results, strict=True) if r.case in cause.cases]
                 found.explain(r for _, r in mine)
@@ -192,7 +192,8 @@ class Causes:
 
         Without time for that it stays in its state, and the note says so.
         """
-        sides = {State.NEW: (target.build, target.base), State.FIXED: (target.base, target.build)}
+        new = target.build, target.base
+        sides = {State.NEW: new, State.WORSE: new, State.FIXED: new[::-1]}
         own, other = sides.get(state, (None, None))
         if own is not None and (self._over() or (state is State.FIXED and self._clock() >= self._end)):
             return state, NOT_AGAIN
@@ -210,12 +211,15 @@ class Causes:
         if own is not None and alone and not any(map(fails, mine)):
             return State.CHANGED, f"{cause.smallest} passed {len(mine)} times of {len(mine)} when it ran alone"
         ran = [] if other is None else list(self._again(search, other, cause))
-        alike = [r for r in ran if fails(r) and not (state is State.NEW and mine and Sides.of(r, mine[-1]).worse)]
+        fails_here = state in (State.NEW, State.WORSE)
+        how = [Sides.of(r, mine[-1]).worse if fails_here and mine else None for r in ran]
+        alike = [r for r, worse in zip(ran, how, strict=True) if fails(r) and worse is None]
         if alike:
-            side = "base" if state is State.NEW else "build"
+            side = "base" if fails_here else "build"
             times = f"{len(alike)} times of {len(ran)}"
             return State.STILL, f"{cause.smallest} also failed on the {side}, {times} when it ran alone"
-        return state, ""
+        worse = next(filter(None, how), None) if state is State.WORSE else None
+        return state, f"{cause.smallest} fails on the base, too: {worse}" if worse else ""
 
     def _again(self, search: CauseSearch, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[Result]:
         """Run a cause's smallest case alone, up to `RIGHT` times.
@@ -233,8 +237,8 @@ class Causes:
     def all(self) -> list[SharedCause]:
         """Return all causes: new, unfixed, fixed; the most urgent of each first.
 
-        A cause that is new in some cases but on the base in others is STILL. If the base fails in another way, the
-        cases belong to the new cause.
+        A cause that is new in some cases but on the base in others is STILL. If the base fails in another way in some,
+        the cases belong to the new cause; in all, it is WORSE.
         """
         ids = {state: {f.cause.id for f in self._found if f.state is state} for state in State}
         shared = {f.cause.id for f in self._found if f.state is State.STILL and f.shared}
@@ -244,7 +248,7 @@ class Causes:
                 f.state, f.note = State.STILL, f"{f.state} in these cases; both builds have the cause in others"
         new, kept = {f.cause.id for f in self._found if f.state is State.NEW}, dict[tuple[str, State], SharedCause]()
         for f in sorted(self._found, key=lambda f: f.state is not State.NEW):
-            state = State.NEW if f.state is State.STILL and f.cause.id in new else f.state
+            state = State.NEW if f.state in (State.STILL, State.WORSE) and f.cause.id in new else f.state
             if (first := kept.setdefault((f.cause.id, state), f)) is not f:
                 first.take(f)
         self._found = list(kept.values())
@@ -254,6 +258,12 @@ class Causes:
         own = [f for f in self._found if f.state is state]
         for cause in in_order([f.cause for f in own]):
             yield next(f for f in own if f.cause is cause)
+
+
+def _against(cause: Cause, base: Sequence[Result], state: State) -> State:
+    """Return WORSE for a NEW cause if the base fails in each of its cases, though in another way."""
+    failed = {r.case for r in base if fails(r)}
+    return State.WORSE if state is State.NEW and failed.issuperset(cause.cases) else state
 
 
 def _alike(a: Cause, b: Cause) -> bool:

@@ -333,9 +333,9 @@ class Release:
     def outcome(self) -> Outcome:
         """Return the outcome.
 
-        It fails for a new cause, a slower unit, a newly refused case or a broken target.
+        It fails for a new or worse cause, a slower unit, a newly refused case or a broken target.
         """
-        new, left = sum(f.state is State.NEW for f in self.found), Counter[str]()
+        states, left = Counter(f.state for f in self.found), Counter[str]()
         for m in self.missing():
             left[m.reason] += m.count if m.cause is not MissingCause.LOST else 0
         before = {t.name: [r.case for r in self.results(t).base if r.verdict is Verdict.PASS] for t in self.targets}
@@ -343,7 +343,7 @@ class Release:
         why = Why.INTERRUPTED if self.interrupted else Why.TIME_LIMIT
         cut = [f"{word}: {counted(n, 'case')} not run" for word, n in left.items() if n]
         return (
-            Outcome.of(Why.NEW, [f"{counted(new, 'cause')} new"] if new else [])
+            Outcome.of(Why.NEW, [f"{counted(states[s], 'cause')} {s}" for s in (State.NEW, State.WORSE) if states[s]])
             + Outcome.of(Why.FAILED, [r.sentence() for r in self.counted.slower()])
             + coverage(lost, before)
             + Outcome.of(

@@ -176,6 +176,21 @@ def test_a_base_that_fails_otherwise_has_not_the_cause(base_dies_of: str) -> Non
         assert [(m, s) for m, s, _ in found] == [("one", State.STILL)]
 
 
+def test_what_fails_otherwise_on_the_base_in_each_case_is_worse() -> None:
+    """It is not new, since no case of it passed; the note says how it is worse."""
+
+    @dataclass
+    class Both(Deaths):
+        def again(self, spec: Spec, case_id: str) -> Result:
+            return _deaths({case_id: "one" if spec == NEW else "another"})[0]
+
+    causes = Causes(seconds=1.0)
+    causes.add(CPU, Both(), _deaths({"a": "one"}), _deaths({"a": "another"}), 1.0)
+    (found,) = causes.all()
+    assert found.state is State.WORSE
+    assert found.note == "a fails on the base, too: CRASH with another message than before"
+
+
 def test_what_does_not_come_again_is_neither_new_nor_fixed() -> None:
     """A failure that is right by itself on the side that had it proves nothing about the builds."""
     here, there = {"ADD-1": Verdict.FAIL, "SUB-1": Verdict.PASS}, {"ADD-1": Verdict.PASS, "SUB-1": Verdict.FAIL}
