@@ -383,7 +383,7 @@ class Groups:
         return group
 
     def row(self, failure: Failure, message: str, rule: Rule = UNKNOWN) -> Group:
-        """Return the group of failures of which only `message`, and perhaps the op of a rule, is known."""
+        """Return the group of failures of which only `message`, perhaps with an op, is known."""
         kind = (failure.result.verdict.value, message)
         group = next((g for g in self.all if g.kind == kind and g.rule == rule), None)
         return group or self.add(Group(kind, rule, failure, cut=message == UNSEEN))

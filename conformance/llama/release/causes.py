@@ -52,7 +52,9 @@ class SharedCause:
 
     cause: Cause
     state: State
-    """NEW, STILL or FIXED; WORSE if the base fails in all its cases, too; CHANGED if it failed only once."""
+    """NEW, STILL or FIXED.
+
+    WORSE if the base fails in all its cases, too; CHANGED if it failed only once."""
     devices: list[str] = field(default_factory=list)
     note: str = ""
     """Why it is not called new or fixed, if that is not obvious."""
@@ -261,7 +263,7 @@ class Causes:
 
 
 def _against(cause: Cause, base: Sequence[Result], state: State) -> State:
-    """Return WORSE for a NEW cause if the base fails in each of its cases, though in another way."""
+    """Return WORSE for a NEW cause if the base fails in each of its cases in another way."""
     failed = {r.case for r in base if fails(r)}
     return State.WORSE if state is State.NEW and failed.issuperset(cause.cases) else state
 
