@@ -110,7 +110,8 @@ def _changed(
     yield from _short(targets, level, models=models)
     for t in targets:
         if models and MODELS in t.runs:
-            yield Sweep(t, scenario.NAME, [i for name in arch.FEW for i in scenario.ids_of(name)])
+            of_each = zip(*map(scenario.ids_of, arch.FEW), strict=True)  # a short run asks each kind of memory
+            yield Sweep(t, scenario.NAME, [i for turn in of_each for i in turn])
     for t in targets:
         if models and t.name == META:
             yield Sweep(t, arch.NAME, [arch.id_of(name, run) for name in arch.FEW for run in arch.RUNS])

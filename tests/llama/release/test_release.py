@@ -367,6 +367,9 @@ def test_changed_code_comes_first() -> None:
         assert len(set(of[0])) == len(of[0])
         assert set(of[0]) == set(of[1])
     assert plan([CPU], "smoke", models=False, changed={}) == plan([CPU], "smoke", models=False)
+    stages = {w.stage: w.left for w in plan([CPU], "smoke", models=True, changed={str(CPU.build): ids})}
+    turns = [[i.partition("=")[2].partition("=")[2] for i in stages["scenario"][n : n + 4]] for n in range(0, 12, 4)]
+    assert [len({*turn}) for turn in turns] == [1, 1, 1], turns
 
 
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 99)), unique=True))
