@@ -23,6 +23,7 @@ _TENSOR = re.compile(
 """Parts of a message that name a node; its op and plain name stay."""
 _DAMAGED = re.compile(
     r"(?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): |corrupted|double free|stack smashing"
+    r"|Fatal glibc error: malloc"
 )
 """Messages of the C library about a damaged heap, which vary at random."""
 _TEXTLESS = re.compile(r": [\w.-]{1,100}:[0-9]{1,9}: fatal error$")

@@ -99,8 +99,10 @@ def test_names_and_chance_tell_nothing(a: str, b: str) -> None:
 
 def test_how_a_process_died_is_part_of_its_message() -> None:
     """With the first telling line of its last words; the C library's words on a damaged heap go by chance."""
+    newer = "Fatal glibc error: malloc assertion failure in _int_malloc: (unsigned long) (size) >= (unsigned long) (nb)"
     heap = {
-        _died(words) for words in ("malloc(): invalid size", "corrupted size vs. x", "hm\ndouble free or corruption")
+        _died(words)
+        for words in ("malloc(): invalid size", "corrupted size vs. x", "hm\ndouble free or corruption", newer)
     }
     assert heap == {"its process died (SIGABRT): the heap is damaged"}
     asserts = {_died(f"hm\na.c:{n}: GGML_ASSERT(n > {n}) failed") for n in (4, 12)}
