@@ -27,7 +27,7 @@ LIB = "lib"
 def against_build(chosen: Chosen) -> Chosen:
     """Return the selection with the backend of the build that --against names, if it names one.
 
-    UsageError unless one backend is chosen that can take a build.
+    UsageError unless one backend is chosen that can take a build, UnavailableError if that cannot be opened.
     """
     if chosen.against is None or not is_build(chosen.against):
         return chosen
@@ -37,9 +37,12 @@ def against_build(chosen: Chosen) -> Chosen:
 
 
 def _only(chosen: Chosen, option: str) -> Spec:
-    if len(chosen.specs) != 1 or not registry.uses_builds(chosen.specs[0]):
+    specs = chosen.asked
+    if len(specs) != 1 or not registry.uses_builds(specs[0]):
         raise UsageError(f"{option}: one backend expected that takes a build, such as --backend 'ggml?lib=build'")
-    return chosen.specs[0]
+    if why := chosen.lacking.get(str(specs[0])):
+        raise why
+    return specs[0]
 
 
 def only_changed(chosen: Chosen) -> Chosen:

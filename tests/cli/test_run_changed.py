@@ -12,8 +12,10 @@ from builds_made import edited, pair
 from click.testing import CliRunner, Result
 from marks import needs_wheel
 
+from conformance.backend.registry import Spec
 from conformance.builds.source import is_build
 from conformance.cli import main
+from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.library import find
 
 pytestmark = needs_wheel
@@ -75,6 +77,15 @@ def test_wrong_words_end_with_a_line(words: list[str], said: str) -> None:
     """Exit code 2, and what was expected."""
     ran = run(*words)
     assert (ran.exit_code, said in ran.output) == (2, True), ran.output
+
+
+def test_a_build_that_dies_when_it_opens_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line says how it died, not that another backend was expected."""
+    why = UnavailableError("could not be started: its process died (SIGABRT)")
+    monkeypatch.setattr("conformance.testrun.choose", lambda *_: ([], {Spec("ggml"): why}))
+    for option in ([], ["--changed"]):
+        ran = run("-b", "ggml", "--against", "pypi:xllamacpp==0.2.2", *option)
+        assert (ran.exit_code, str(why) in ran.output) == (2, True), ran.output
 
 
 def test_what_names_a_build(tmp_path: Path) -> None:
