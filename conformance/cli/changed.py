@@ -27,11 +27,11 @@ LIB = "lib"
 def against_build(chosen: Chosen) -> Chosen:
     """Return the selection with the backend of the build that --against names, if it names one.
 
-    UsageError unless one backend is chosen that can take a build, UnavailableError if that cannot be opened.
+    UsageError unless one backend is named that can take a build. None is opened yet.
     """
     if chosen.against is None or not is_build(chosen.against):
         return chosen
-    spec = _only(replace(chosen, against=None), f"--against {chosen.against}")  # which no backend's name need be
+    spec = _only(chosen, f"--against {chosen.against}")
     options = {**dict(spec.options), LIB: chosen.against}
     return replace(chosen, against=str(Spec(spec.name, tuple(options.items()))))
 
@@ -40,8 +40,6 @@ def _only(chosen: Chosen, option: str) -> Spec:
     specs = chosen.asked
     if len(specs) != 1 or not registry.uses_builds(specs[0]):
         raise UsageError(f"{option}: one backend expected that takes a build, such as --backend 'ggml?lib=build'")
-    if why := chosen.lacking.get(str(specs[0])):
-        raise why
     return specs[0]
 
 
@@ -55,6 +53,8 @@ def only_changed(chosen: Chosen) -> Chosen:
     base = chosen.base
     if base is None:
         raise UsageError("--changed: a build to compare with expected, as --against build.old")
+    if why := chosen.lacking.get(str(spec)):  # no case is planned for it
+        raise why
     chosen = replace(chosen, level=chosen.level or "standard")
     builds = [dict(registry.resolve(s).options) for s in (spec, base)]
     new, old = (locate(options.get(LIB, "")) if options.get(LIB) else find() for options in builds)
