@@ -191,6 +191,7 @@ def test_a_draft_fits_a_screen_and_says_what_upstream_allows(tmp_path: Path) -> 
     assert len(draft.splitlines()) <= 80
     assert test_case in draft.replace("```", "")
     assert "test-backend-ops allows an NMSE of 1e-07 for GET\\_ROWS" in draft
+    assert "### First Bad Commit\nNot known: `conform build bisect RUN.json mul_mat-ne2 BUILD…` finds it." in draft
     assert "ggml_cont(ctx, " in test_case
     assert "return a[0];" in test_case
     assert re.findall(r"const std::vector<(\w+)>", test_case) == ["int32_t"]

@@ -81,11 +81,13 @@ def issue(
     ]
     head += [line for heading, text in filled for line in (f"### {heading}", text)]
     body = ["### Problem description & steps to reproduce", *_problem(cause, case, result, what, also)]
+    bisect = code(f"conform build bisect RUN.json {cause.id} BUILD…", 200)
+    tail = ["### First Bad Commit", f"Not known: {bisect} finds it."]
     name, text = ("test_case.cpp", what.test_case) if what.test_case else ("program.cpp", what.program)
     proof = _fenced(text.rstrip(), "cpp")
-    if len(head) + len(body) + proof.count("\n") >= MOST_LINES:
+    if len(head) + len(body) + len(tail) + proof.count("\n") >= MOST_LINES:
         proof = f"(attached: {name})"
-    return "\n".join([*head, *body, *([proof] if text else []), ""])
+    return "\n".join([*head, *body, *([proof] if text else []), *tail, ""])
 
 
 def _version(info: DeviceInfo | None) -> str:
