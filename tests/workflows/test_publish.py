@@ -27,6 +27,7 @@ mkdir -p dist && touch dist/x-1.2.3.tar.gz && cp made.whl dist/x-1.2.3-py3-none-
 
 def _machine(folder: Path, *, size: int = 0, dry: str = "") -> Machine:
     machine = Machine(folder, {DRY: dry})
+    (folder / "CHANGELOG.md").touch()
     with zipfile.ZipFile(folder / "made.whl", "w") as z:
         z.writestr("x-1.2.3.dist-info/METADATA", "")
         z.writestr("data", b"0" * size)
@@ -55,8 +56,21 @@ def test_each_step_of_a_release_runs(tmp_path: Path) -> None:
     assert {code for _, code in _run(machine)} == {0}
     assert "twine check --strict dist/x-1.2.3-py3-none-any.whl dist/x-1.2.3.tar.gz" in machine.calls
     assert "check-wheel-contents dist/x-1.2.3-py3-none-any.whl" in machine.calls
-    assert "towncrier build --draft --version 1.2.3" in machine.calls
     assert machine.calls[-1].startswith("uv publish --trusted-publishing always dist/")
+
+
+def test_a_release_has_the_changes_of_its_version(tmp_path: Path) -> None:
+    """From the changelog, in which they are before the tag; what has no part there gets a draft."""
+    others = "# Changes\n\n## {} (2027-01-02)\n- new\n\n## 1.2.2\n- old\n"
+    for version, drafts in (("1.2.3", False), ("1.2.4", True)):
+        folder = tmp_path / version
+        folder.mkdir()
+        machine = _machine(folder)
+        (folder / "CHANGELOG.md").write_text(others.format(version), encoding="utf-8")
+        _run(machine)
+        assert ("towncrier build --draft --version 1.2.3" in machine.calls) is drafts
+        if not drafts:
+            assert (folder / "changelog.md").read_text(encoding="utf-8") == "## 1.2.3 (2027-01-02)\n- new\n\n"
 
 
 def test_started_by_hand_it_publishes_nothing(tmp_path: Path) -> None:
