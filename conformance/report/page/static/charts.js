@@ -47,7 +47,7 @@ function histogram(backend, op) {
     s("title", null, `${plural(counts[k], "result")}: ${b.name}`),
     s("rect", { x: k * w, y: 0, width: w, height: top + height, class: "reach" }),
     s("rect", { x: k * w + 1, y: top + height - y(counts[k]), width: w - 2, height: y(counts[k]), class: b.over ? "bar over" : "bar" }),
-    s("text", { x: k * w + w / 2, y: top + height - y(counts[k]) - 3, class: "tiny" }, short(counts[k]))) : "");
+    s("text", { x: k * w + w / 2, y: top + height - y(counts[k]) - 3, class: "tiny", "aria-hidden": "true" }, short(counts[k]))) : "");
   const decade = (e) => (2 + (e - LOWEST) * STEPS) * w;
   const axis = [[0, "exact", "start"], [decade(-6), "10⁻⁴ %"], [decade(-3), "0.1 %"], [decade(0), "100 %"]]
     .map(([x, text, side]) => s("text", { x, y: top + height + 13, class: `axis ${side || ""}` }, text));
@@ -56,7 +56,7 @@ function histogram(backend, op) {
   roving(svg, "a");
   const unchecked = rows.length - checked;
   return h("figure", { class: "panel" },
-    h("figcaption", null, h("strong", null, backend), h("span", { class: "quiet" }, " ",
+    h("figcaption", null, h("strong", null, breakable(nameOf(backend))), h("span", { class: "quiet" }, " ",
       rowsLink("results", { ...filter, budget_used: "..Infinity" }, count(checked)), " checked, ",
       rowsLink("results", { ...filter, budget_used: "none" }, count(unchecked)), " not checked; logarithmic heights")),
     checked ? svg : h("p", { class: "note" }, "Nothing was checked."),

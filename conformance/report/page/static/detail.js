@@ -6,9 +6,9 @@ function caseLink(i, text, className) {
   return h("a", { href: link("case", { run: report.documents[d].run, row: t.value("row", i), document: d }), class: `row ${className || ""}` }, text || breakable(t.value("case", i)));
 }
 
-// An id that breaks at its separators, never inside a word or a number.
+// An id that breaks at its separators, not inside a word or a number that fits into a line.
 function breakable(id) {
-  return h("span", { class: "ident" }, id.split(/(?<=[/,&?:]|(?<![=,(x[]|\d[eE])[-+])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part])));
+  return h("span", { class: "ident" }, id.split(/(?<=[/,&?]|(?<![=,(x[]|\d[eE])[-+])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part])));
 }
 
 function caseSection(root, params) {
@@ -48,10 +48,10 @@ function causeText(i) {
   return ["state", "sentence"].map((c) => tables.causes.value(c, i)).filter(Boolean).join(": ");
 }
 
-// The same, beside a badge that says the verdict.
+// Its sentence, beside badges of its verdict and its state.
 function causeTold(i) {
-  const verdict = tables.causes.value("verdict", i);
-  return causeText(i).replace(`: ${verdict}: `, ": ");
+  const [verdict, sentence] = ["verdict", "sentence"].map((c) => tables.causes.value(c, i));
+  return sentence.replace(`: ${verdict}: `, ": ");
 }
 
 const CAUSE_NAMES = new Set(Array.from({ length: tables.causes.count }, (_, i) => `${tables.causes.value("id", i)}\n${tables.causes.value("backend", i)}`));
@@ -81,14 +81,19 @@ function causeSection(root, params) {
   add(root,
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
     h("h2", null, causeTold(i)),
-    h("p", { class: "verdict" }, badge(verdict), " on ", breakable(backend)),
+    h("p", { class: "verdict" }, causeBadges(i), " on ", breakable(backend)),
     h("div", { class: "columns" },
       h("section", null, h("h3", null, "Facts"), causeFacts(i)),
       h("section", null, h("h3", null, "Reproduce its smallest case"), commands(smallest, backend, its("saved")),
         t.value("folder", i) ? h("p", null, "Bug report: ", h("code", null, t.value("folder", i))) : "")),
     h("h3", null, "Smallest case"), h("p", null, proof === undefined ? breakable(smallest) : caseLink(proof)), graph(smallest, its("where")),
-    h("h3", null, "Cases"), causeCases(i),
+    h("h3", null, "Cases"), causeCases(i), causeHistory(i),
     h("h3", null, "Source"), h("p", null, sourceText(t, i)));
+}
+
+function affected(i) {
+  const [n, counted, of] = ["architectures", "counted", "of"].map((c) => tables.causes.value(c, i));
+  return n === null ? "" : counted < of ? `${number(n)} of ${number(counted)} checked architectures` : plural(n, "architecture");
 }
 
 function causeFacts(i) {
@@ -100,10 +105,20 @@ function causeFacts(i) {
     ["conditions", conditions.length ? h("ul", { class: "others" }, conditions.map(([k, v]) => h("li", null, h("code", null, /^[<>=]/.test(v) ? `${k} ${v}` : `${k} = ${v}`)))) : "–"],
     ["message", t.value("message", i) || "–"],
     ["seen", t.value("seen", i) || "not confirmed"],
-    ["affected", t.value("architectures", i) === null ? "not counted" : t.value("counted", i) < t.value("of", i) ? `${t.value("architectures", i)} of ${t.value("counted", i)} checked architectures` : `${plural(t.value("architectures", i), "architecture")}`],
+    ["affected", affected(i) || "not counted"],
     ["matching nodes", `${number(t.value("failed", i))} failed, ${number(t.value("passed", i))} passed`],
     ["first seen", seenFirst(i)],
   ]);
+}
+
+// The runs that decided one of its cases, newest first.
+function causeHistory(i) {
+  const runs = tables.causes.value("history", i);
+  return runs.length < 2 ? "" : [h("h3", null, "History"), scroller("History", h("table", { class: "plain cards" },
+    h("thead", null, h("tr", null, ["run (UTC)", "state", "failed", "passed", "commit", "CI job", "file"].map((x) => h("th", { scope: "col" }, x)))),
+    h("tbody", null, [...runs].reverse().map((r) => h("tr", null, h("th", { scope: "row" }, when(r.written)),
+      h("td", null, r.failed ? badge("failed", LOOKS.FAIL) : badge("passed", LOOKS.PASS)), h("td", null, count(r.failed)), h("td", null, count(r.passed)),
+      h("td", null, commitText(r) ? h("code", null, commitText(r)) : "–"), h("td", null, r.ci ? outside(String(r.ci)) : "–"), h("td", null, breakable(r.file)))))))];
 }
 
 // Its cases, smallest first: those with a result here lead to it.

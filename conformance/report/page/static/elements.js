@@ -29,6 +29,15 @@ function brief(text, most = 44) {
   return text.length <= most ? text : `${text.slice(0, Math.floor(most / 3))}…${text.slice(text.length - Math.floor((2 * most) / 3) + 1)}`;
 }
 
+// Backends that are only the base of `conform build test`.
+const OLD = new Set(report.bases);
+
+// A backend for people: its device, and its build where several are shown; those outside `build test` by their name.
+function nameOf(backend) {
+  const [build, device] = report.setups[backend] || [];
+  return !device ? backend : OLD.has(backend) || report.builds.length > 1 ? `${build} on ${device}` : device;
+}
+
 function add(element, ...children) {
   return fill(element, null, children);
 }

@@ -39,7 +39,7 @@ function worstFirst(backends) {
 
 function cell(c, filter) {
   const { word, look, filter: own } = standing(c);
-  const label = { "data-label": brief(filter.backend) };
+  const label = { "data-label": brief(nameOf(filter.backend)) };
   if (!own) return h("td", label, rowsLink("missing", filter, badge(word, look), `${word}: show the cases`));
   const counts = [
     ["passed", c.passed, { verdict: PASSED }],
@@ -91,7 +91,7 @@ function supportSection(root, params) {
       pick("state", Object.entries(states))),
     found,
     scroller("Support", h("table", { class: "matrix cards" },
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "op or family"), backends.map((b) => h("th", { scope: "col", title: b }, h("span", { class: "name" }, brief(b)))))),
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, "op or family"), backends.map((b) => h("th", { scope: "col", title: b }, h("span", { class: "name" }, breakable(brief(nameOf(b)))))))),
       body)));
   const settle = roving(body, "a, button");
   show();
@@ -172,7 +172,7 @@ function drawSupport(root) {
   const used = backends.map((b) => names.filter((type) => [...ops.values()].some((cells) => cells.has(`${type}\n${b}`))));
   const left = LETTER * Math.max(...[...ops.keys()].map((op) => op.length)) + 12;
   const top = 62 + LETTER * Math.max(...names.map((type) => type.length));
-  const wide = used.map((own, k) => Math.max(own.length * SQUARE, brief(backends[k]).length * LETTER) + 14);
+  const wide = used.map((own, k) => Math.max(own.length * SQUARE, brief(nameOf(backends[k])).length * LETTER) + 14);
   const starts = wide.map((_, k) => left + wide.slice(0, k).reduce((a, b) => a + b, 0));
   const rows = [...ops].sort((a, b) => (a[0] < b[0] ? -1 : 1)), under = top + rows.length * SQUARE;
   const title = document.querySelector("h1").textContent, legend = [["good", "passed"], ["bad", "some failed"], ["lost", "missing"], ["known", "known failures"], ["refused", "unsupported"]];
@@ -182,7 +182,7 @@ function drawSupport(root) {
   const svg = s("svg", { class: "picture", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Support of ${plural(rows.length, "op")} by type and backend` },
     s("rect", { class: "paper", width, height }),
     s("text", { class: "title", x: 8, y: 18 }, title), s("text", { x: 8, y: 34 }, `${when(report.made)} UTC, ggml-conformance ${report.version}`),
-    backends.map((b, k) => [s("text", { x: starts[k], y: 54 }, s("title", null, b), brief(b)),
+    backends.map((b, k) => [s("text", { x: starts[k], y: 54 }, s("title", null, b), brief(nameOf(b))),
       used[k].map((type, n) => s("text", { transform: `translate(${starts[k] + n * SQUARE + 11} ${top - 4}) rotate(-90)` }, type))]),
     rows.map(([op, cells], r) => [s("text", { x: 8, y: top + r * SQUARE + 11 }, op),
       backends.map((b, k) => used[k].map((type, n) => {
@@ -192,7 +192,7 @@ function drawSupport(root) {
         return square(look[1], starts[k] + n * SQUARE, top + r * SQUARE, `${op} ${type} on ${b}: ${word}`);
       }))]),
     legend.map(([look, word], k) => [square(look, places[k], under + 10), s("text", { x: places[k] + 18, y: under + 21 }, word)]));
-  add(root, scroller("Picture of the support", svg),
+  add(root, zoomable("Picture of the support", svg),
     h("p", null, h("button", { type: "button", onclick: () => saveDrawing(svg, "support.svg") }, "Save as SVG")));
 }
 
