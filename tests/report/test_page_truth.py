@@ -77,6 +77,10 @@ def test_missing_is_a_count_of_each_view_and_a_list(opened: Open, browser: Drive
     go(browser, "support")
     words = ask(browser, "return cells().map((c) => [c.op, c.type, c.backend, c.word])")
     assert ["MUL", None, "y", "1 missing"] in words
+    go(browser, "results")
+    for link in ask(browser, "return all('.rows a.row').map((a) => a.hash)"):
+        go(browser, link[1:])
+        assert ask(browser, "return document.querySelector('h2').textContent") in {A, B}
 
 
 def test_cases_that_a_time_limit_stopped_did_not_fail(opened: Open, browser: Driver) -> None:
@@ -555,6 +559,21 @@ def test_a_phone_shows_cards(opened: Open, browser: Driver) -> None:
         )
         assert (view, ask(browser, wide)) == (view, 0)
         assert ask(browser, "return all('.cards tbody td').some((e) => e.dataset.label)")
+
+
+def test_the_support_repeats_no_column(opened: Open, browser: Driver) -> None:
+    """A base has a column in the support and its picture only where it differs from its build."""
+    devices = [{"name": name, "backend": f"n{name}", "against": f"o{name}"} for name in ("CPU", "GPU")]
+    builds = {"build": {"name": "p==2"}, "against": {"name": "p==1"}, "devices": devices}
+    cases = ("ops/ADD-f32-a=3@1", "ops/ADD-f16-a=3@1")
+    rows = [(case, d[side], "PASS") for case in cases for d in devices for side in ("backend", "against")]
+    rows[0] = (cases[0], "nCPU", "FAIL")
+    opened({**document(rows), "builds": builds}, view="support")
+    heads = ask(browser, "return all('.matrix thead th').slice(1).map((e) => e.textContent)")
+    assert heads == ["CPU", "GPU", "p==1 on CPU"]
+    titles = ask(browser, "return all('.picture g title').map((e) => e.textContent)")
+    assert [t for t in titles if " on o" in t] == ["ADD f32 on oCPU: passed"]
+    assert len(titles) == 5
 
 
 def test_the_support_is_a_picture(opened: Open, browser: Driver) -> None:

@@ -103,10 +103,10 @@ def setups(runs: Runs) -> dict[str, tuple[str, str]]:
     return found
 
 
-def bases(runs: Runs) -> list[str]:
-    """Return the backends that are only compared with."""
+def bases(runs: Runs) -> dict[str, str]:
+    """Return backend that is only compared with -> the backend that is compared with it."""
     tested = {t.backend for t in runs.setups()}
-    return [b for b in dict.fromkeys(t.against for t in runs.setups()) if b and b not in tested]
+    return {t.against: t.backend for t in runs.setups() if t.against and t.against not in tested}
 
 
 def named(runs: Runs) -> str:

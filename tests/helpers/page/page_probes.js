@@ -106,11 +106,17 @@ function small(least, drawn) {
   return [...new Set(texts.filter((e) => size(e) < (e.getScreenCTM ? drawn : least)).map((e) => `${e.tagName} ${e.className.baseVal ?? e.className} ${size(e)}`))];
 }
 
-// What takes the focus and is no link, button, field or named region, or has no name.
+// What takes the focus and is no link, button, field or named region, or has no name, or has one without its own words;
+// links in a text that only a colour tells; columns without a head.
 function odd() {
   const known = "a[href], button, input, select, summary, main, .scroll[aria-label], code, pre";
   const named = (e) => e.ariaLabel || e.textContent.trim() || e.closest("label")?.textContent.trim();
+  const words = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
+  const renamed = (e) => e.ariaLabel && e.matches("a, button") && !words(e.ariaLabel).includes(words(e.textContent));
+  const hidden = (e) => !e.closest("td, th, nav, ul.others, .rows") && !e.querySelector(".badge, .name") && e.closest("p, li, dd, figcaption") && e.textContent.trim()
+    && e.closest("p, li, dd, figcaption").textContent.trim() !== e.textContent.trim() && !getComputedStyle(e).textDecorationLine.includes("underline");
   return all("[tabindex], a, button, input, select, summary")
-    .filter((e) => !e.matches(known) || !named(e))
+    .filter((e) => !e.matches(known) || !named(e) || renamed(e))
+    .concat(all("main a[href]").filter((e) => e.namespaceURI.endsWith("xhtml") && hidden(e)), all("th[scope=col]").filter((e) => !e.textContent.trim()))
     .map((e) => e.outerHTML.slice(0, 120));
 }

@@ -43,11 +43,11 @@ function histogram(backend, op) {
   const filter = { backend, ...(op && { op }) };
   const width = 360, height = 120, top = 14, w = width / list.length, most = Math.max(1, ...counts);
   const y = (n) => (n ? Math.max(2, (height * Math.log1p(n)) / Math.log1p(most)) : 0);
-  const bars = list.map((b, k) => counts[k] ? s("a", { href: link("results", { ...filter, budget_used: b.range }), "aria-label": `${plural(counts[k], "result")}: ${b.name}` },
+  const bars = list.map((b, k) => counts[k] ? s("a", { href: link("results", { ...filter, budget_used: b.range }) },
     s("title", null, `${plural(counts[k], "result")}: ${b.name}`),
     s("rect", { x: k * w, y: 0, width: w, height: top + height, class: "reach" }),
     s("rect", { x: k * w + 1, y: top + height - y(counts[k]), width: w - 2, height: y(counts[k]), class: b.over ? "bar over" : "bar" }),
-    s("text", { x: k * w + w / 2, y: top + height - y(counts[k]) - 3, class: "tiny", "aria-hidden": "true" }, short(counts[k]))) : "");
+    s("text", { x: k * w + w / 2, y: top + height - y(counts[k]) - 3, class: "tiny" }, short(counts[k]))) : "");
   const decade = (e) => (2 + (e - LOWEST) * STEPS) * w;
   const axis = [[0, "exact", "start"], [decade(-6), "10⁻⁴ %"], [decade(-3), "0.1 %"], [decade(0), "100 %"]]
     .map(([x, text, side]) => s("text", { x, y: top + height + 13, class: `axis ${side || ""}` }, text));

@@ -3,7 +3,7 @@
 function caseLink(i, text, className) {
   const t = tables.results;
   const d = t.value("document", i);
-  return h("a", { href: link("case", { run: report.documents[d].run, row: t.value("row", i), document: d }), class: `row ${className || ""}` }, text || breakable(t.value("case", i)));
+  return h("a", { href: link("case", { run: report.documents[d].run, list: t.value("list", i), row: t.value("row", i), document: d }), class: `row ${className || ""}` }, text || breakable(t.value("case", i)));
 }
 
 // An id that breaks at its separators, not inside a word or a number that fits into a line.
@@ -13,7 +13,7 @@ function breakable(id) {
 
 function caseSection(root, params) {
   const t = tables.results;
-  const found = select(t, new URLSearchParams({ document: params.get("document"), row: params.get("row") }));
+  const found = select(t, new URLSearchParams({ document: params.get("document"), list: params.get("list") ?? "results", row: params.get("row") }));
   if (found.length !== 1 || report.documents[params.get("document")]?.run !== params.get("run")) {
     return add(root, h("h2", null, "Result not found"), h("p", null, h("a", { href: "#results" }, "All results")));
   }
@@ -64,11 +64,6 @@ function causeLink(id, backend, text) {
 // Case and backend -> the row of its newest result.
 const NEWEST = new Map(Array.from({ length: tables.results.count }, (_, i) => [`${tables.results.value("case", i)}\n${tables.results.value("backend", i)}`, i]));
 
-function seenFirst(i) {
-  const d = report.documents[tables.causes.value("first", i)];
-  return [when(d.written), h("div", { class: "source" }, `${d.file}, run ${d.run.slice(0, 8)}`)];
-}
-
 function causeSection(root, params) {
   const t = tables.causes;
   const found = select(t, new URLSearchParams({ id: params.get("id") ?? "", backend: params.get("backend") ?? "" }));
@@ -86,8 +81,9 @@ function causeSection(root, params) {
       h("section", null, h("h3", null, "Facts"), causeFacts(i)),
       h("section", null, h("h3", null, "Reproduce its smallest case"), commands(smallest, backend, its("saved")),
         t.value("folder", i) ? h("p", null, "Bug report: ", h("code", null, t.value("folder", i))) : "")),
+    causeHistory(i),
     h("h3", null, "Smallest case"), h("p", null, proof === undefined ? breakable(smallest) : caseLink(proof)), graph(smallest, its("where")),
-    h("h3", null, "Cases"), causeCases(i), causeHistory(i),
+    h("h3", null, "Cases"), causeCases(i),
     h("h3", null, "Source"), h("p", null, sourceText(t, i)));
 }
 
@@ -101,14 +97,14 @@ function causeFacts(i) {
   const conditions = t.value("conditions", i);
   return facts([
     ["id", t.value("id", i)],
-    ["op", t.value("op", i) || "–"],
-    ["conditions", conditions.length ? h("ul", { class: "others" }, conditions.map(([k, v]) => h("li", null, h("code", null, /^[<>=]/.test(v) ? `${k} ${v}` : `${k} = ${v}`)))) : "–"],
-    ["message", t.value("message", i) || "–"],
+    ["op", t.value("op", i)],
+    ["conditions", conditions.length ? h("ul", { class: "others" }, conditions.map(([k, v]) => h("li", null, h("code", null, /^[<>=]/.test(v) ? `${k} ${v}` : `${k} = ${v}`)))) : ""],
+    ["message", t.value("message", i)],
     ["seen", t.value("seen", i) || "not confirmed"],
-    ["affected", affected(i) || "not counted"],
+    ["affected", affected(i)],
     ["matching nodes", `${number(t.value("failed", i))} failed, ${number(t.value("passed", i))} passed`],
-    ["first seen", seenFirst(i)],
-  ]);
+    ["since", sinceOf(i)],
+  ].filter(([, value]) => value));
 }
 
 // The runs that decided one of its cases, newest first.
@@ -128,7 +124,7 @@ function causeCases(i) {
   const listed = [...new Set([...t.value("cases", i), ...rows.keys()])];
   const item = (name) => (rows.has(name) ? [badge(tables.results.value("verdict", rows.get(name))), " ", caseLink(rows.get(name))] : breakable(name));
   return [
-    h("p", null, figure("results", { cause: id, backend }), " results have this cause."),
+    h("p", null, figure("results", { cause: id, backend }), rows.size === 1 ? " result has this cause." : " results have this cause."),
     h("ul", { class: "others" }, listed.slice(0, CASES).map((name) => h("li", null, item(name)))),
     listed.length > CASES ? h("p", { class: "quiet" }, `and ${count(listed.length - CASES)} more`) : "",
   ];
@@ -192,8 +188,8 @@ function elsewhere(i) {
   const machines = new Set([i, ...others].map((k) => report.documents[t.value("document", k)].environment.machine)).size;
   if (!others.length && !lacking.length) return h("p", { class: "quiet" }, "No other backend in these runs.");
   return h("ul", { class: "others" },
-    others.map((k) => h("li", null, caseLink(k, [badge(t.value("verdict", k)), ` ${t.value("backend", k)}`]), machines > 1 ? h("span", { class: "quiet" }, ` machine ${report.documents[t.value("document", k)].environment.machine}`) : "")),
-    lacking.map((k) => h("li", null, badge("not run", LOOKS["not run"]), ` ${tables.missing.value("backend", k)}`)));
+    others.map((k) => h("li", null, caseLink(k, [badge(t.value("verdict", k)), " ", breakable(nameOf(t.value("backend", k)))]), machines > 1 ? h("span", { class: "quiet" }, ` machine ${report.documents[t.value("document", k)].environment.machine}`) : "")),
+    lacking.map((k) => h("li", null, badge("not run", LOOKS["not run"]), " ", breakable(nameOf(tables.missing.value("backend", k))))));
 }
 
 // As in conformance/report/graphview.py.
@@ -226,7 +222,11 @@ function graph(id, wrong) {
     s("defs", null, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7.5, refY: 4, markerWidth: 7, markerHeight: 7, markerUnits: "userSpaceOnUse", orient: "auto" },
       s("path", { d: "M0 0.5L8 4L0 7.5z", class: "arrow" }))),
     d.edges.map((p) => s("path", { d: p, class: "edge", "marker-end": "url(#arrow)" })), boxes);
-  requestAnimationFrame(() => fit(svg));
+  requestAnimationFrame(() => {
+    fit(svg);
+    const wrong = d.boxes.find(([node]) => culprit !== null && node === culprit), region = svg.parentElement;
+    if (wrong) region?.scrollTo(wrong[1] - region.clientWidth / 2, wrong[2] - region.clientHeight / 2);
+  });
   const kinds = [...new Set(d.boxes.map((b) => b[3]))];
   return [
     h("ul", { class: "legend" }, kinds.map((k) => h("li", null, s("svg", { viewBox: "0 0 14 14", class: "swatch graph", "aria-hidden": "true" }, s("g", { class: `box ${KIND_CLASSES[k]}` }, s("rect", { x: 1, y: 1, width: 12, height: 12, rx: 3 }))), ` ${k}`)),
@@ -280,7 +280,7 @@ function zoomable(label, svg) {
   const button = (text, name, key) => h("button", { type: "button", "aria-label": name, title: `${name} (${key})`, onclick: steps[key] }, text);
   return [
     h("div", { class: "bar", role: "group", "aria-label": `Size of the ${label.toLowerCase()}` },
-      button("−", "Smaller", "-"), button("+", "Larger", "+"), button("1:1", "Original size", "0"), button("Whole", "Fit", "f"), said),
+      button("−", "Smaller", "-"), button("+", "Larger", "+"), button("1:1", "1:1, original size", "0"), button("Whole", "Whole drawing", "f"), said),
     region,
   ];
 }

@@ -50,6 +50,13 @@ function sinceWhen(i) {
   return [h("div", null, historyOf(runs)), before ? ["failed ", told(first), ", passed ", told(before)] : [`in all ${count(runs.length)} runs, from `, told(first)]];
 }
 
+// Both, or else the first run that has the cause.
+function sinceOf(i) {
+  const since = [sinceBase(tables.causes.value("id", i)), sinceWhen(i)].filter(Boolean), first = report.documents[tables.causes.value("first", i)];
+  if (since.length) return since.map((text) => h("div", null, text));
+  return h("span", { class: "first" }, "first seen ", when(first.written), " UTC", report.documents.every((d) => d.run === first.run) ? ", the only run here" : ` in ${first.file}`);
+}
+
 const HISTORY = 30;
 
 // A sign per run, oldest first.
@@ -73,12 +80,11 @@ function causeCard(same) {
   const backends = same.map((j) => t.value("backend", j)), cases = figureCount(id, backends);
   const own = backends.filter((b) => !OLD.has(b));
   const on = [...new Map((own.length ? own : backends).map((b) => [nameOf(b), b]))].map(([name, b], n) => [n ? ", " : "", b === backend ? breakable(name) : causeLink(id, b, breakable(name))]);
-  const since = [sinceBase(id), sinceWhen(i)].filter(Boolean), only = new Set(report.documents.map((d) => d.run)).size < 2;
   return h("li", null,
     h("h4", null, causeBadges(i), " ", causeLink(id, backend, breakable(causeTold(i)))),
     facts([
       ["where", [h("span", { class: "where" }, on), passesOn(smallest, backends), affected(i) ? `; ${affected(i)}` : ""]],
-      ["since", since.length ? since.map((text) => h("div", null, text)) : h("span", { class: "first" }, "first seen ", when(report.documents[t.value("first", i)].written), " UTC", only ? ", the only run here" : "")],
+      ["since", sinceOf(i)],
       [cases === 1 ? "case" : "cases", [figure("results", { cause: id, backend: backends }), cases === 1 ? ": " : ", such as ", h("span", { class: "smallest" }, proof === undefined ? breakable(smallest) : caseLink(proof))]],
     ]),
     copyable(t.value("command", i)));
@@ -191,7 +197,7 @@ function untriaged() {
   const t = tables.results, rows = select(t, new URLSearchParams(FAILED.map((v) => ["verdict", v])));
   const names = [...new Set(rows.map((i) => t.source(i).file))];
   return h("div", { class: "note" }, h("p", null, "Not grouped by cause yet. This command finds the causes; then make the page again:"), names.slice(0, 3).map((name) => copyable(`conform triage ${quoted(name)} --json ${quoted(name)} -o bugs`)),
-    report.base ? "" : h("p", null, "An earlier run shows since when they fail: ", h("code", null, "conform report RUN.json --against EARLIER.json -o DIR")));
+    report.base ? "" : h("p", null, "An earlier run shows since when they fail: ", h("code", null, commandText("conform report RUN.json --against EARLIER.json -o DIR"))));
 }
 
 // Failures alike: their number, why, which ops and backends they are of, and one to begin with.
@@ -304,7 +310,7 @@ function notRunSection(root) {
     lines.length ? h("ul", { class: "stories" }, lines) : lost ? "" : h("p", null, badge("complete", ["✓", "good"]), " Every known case ran."),
     h("p", null, figure("missing", {}, { text: "Every case that did not run" })));
   const levels = Object.entries(report.planned);
-  if (!levels.length) add(root, h("p", { class: "quiet" }, "To list the cases of a level that no run has: conform report --level NAME"));
+  if (!levels.length) add(root, h("p", { class: "quiet" }, "To list the cases of a level that no run has: ", h("code", null, commandText("conform report --level NAME"))));
 }
 
 function runsSection(root) {

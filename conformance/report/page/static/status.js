@@ -59,7 +59,7 @@ function lostCases() {
     h("ul", { class: "stories" },
       [...counts].map(([backend, n]) => line(backend, rowsLink("results", { verdict: LOST, backend }, count(n)))),
       report.unlisted.map(([backend, n, why]) => line(backend, count(n), why))),
-    report.unlisted.length ? h("p", { class: "quiet" }, "To list the cases of a pattern: ", h("code", null, "conform list cases --level LEVEL --case PATTERN")) : "",
+    report.unlisted.length ? h("p", { class: "quiet" }, "To list the cases of a pattern: ", h("code", null, commandText("conform list cases --level LEVEL --case PATTERN"))) : "",
   ];
 }
 
