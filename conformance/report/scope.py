@@ -51,7 +51,7 @@ class Scope:
 
     @property
     def told(self) -> str:
-        """What ran, without the command that looks further."""
+        """The sentence without the command that looks further."""
         refused = f"; refused: {first(self.refused, NAMED)}" if self.refused else ""
         alone = f"{len(self.passed)} of {self.ops} ops" if self.ops else ", ".join(self.passed) or "no family"
         passed = f"{alone} passed a case{f' at level {self.level}' if self.level else ''}"

@@ -150,7 +150,7 @@ class Trend:
             self.sights[record.run] = replace(known, verdicts={**known.verdicts, **found})
 
     def history(self, cause: Cause) -> list[tuple[Document, int, int]]:
-        """Return the runs that decided one of a cause's cases, oldest first: failed and passed cases."""
+        """Return the runs that decided a cause's cases, oldest first: failed and passed cases."""
         told, pairs = [], pairs_of([cause])
         for s in sorted(self.sights.values(), key=lambda s: (s.document.written, s.document.run)):
             own = [s.verdicts[pair] for pair in pairs if pair in s.verdicts]

@@ -92,7 +92,7 @@ def subject_of(result: Result) -> tuple[str, str, str]:
 
 
 def setups(runs: Runs) -> dict[str, tuple[str, str]]:
-    """Return backend -> name of its build, and its device, for both builds of `conform build test`."""
+    """Return backend -> its build and device, for both builds of `conform build test`."""
     found: dict[str, tuple[str, str]] = {}
     for of in (d.record.builds for d in runs.documents):
         for t in of.devices if of else ():
@@ -104,7 +104,7 @@ def setups(runs: Runs) -> dict[str, tuple[str, str]]:
 
 
 def bases(runs: Runs) -> dict[str, str]:
-    """Return backend that is only compared with -> the backend that is compared with it."""
+    """Return backend of a base -> the backend that is compared with it."""
     tested = {t.backend for t in runs.setups()}
     return {t.against: t.backend for t in runs.setups() if t.against and t.against not in tested}
 
@@ -112,7 +112,7 @@ def bases(runs: Runs) -> dict[str, str]:
 def named(runs: Runs) -> str:
     """Return builds and devices for the page's title: `xllamacpp 2026.10.11549 on CPU`.
 
-    Of a build that ran in several setups only the devices are named.
+    A build that ran in several setups is named with its devices only.
     """
     known, old = setups(runs), bases(runs)
     newest = {r.value.backend: r.document for r in runs.missing}
