@@ -196,6 +196,7 @@ def test_both_builds_are_on_one_page(browser: Driver, tmp_path: Path) -> None:
     assert summary.startswith("# Conformance: 2 causes")
     assert "on `CPU`, `CPU threads=8`" in summary
     browser.get((tmp_path / "out" / "index.html").as_uri())
+    assert browser.title.startswith("✗ 2 failed (2 new): new.whl on CPU against old.whl")
     cells = ask(
         browser,
         "return all('[aria-label=Causes] li').map((li) => ['.where', '.figure', '.base-and-now']"

@@ -99,7 +99,7 @@ function changedCode() {
     return [
       h("h3", null, "What changed"),
       h("p", null, breakable(`${c.name} against ${c.against}${range}`), c.note ? h("div", { class: "quiet" }, c.note) : ""),
-      rows.length ? scroller("Changed code", h("table", { class: "plain cards changed" },
+      rows.length ? scroller(`Changed code of ${c.name}`, h("table", { class: "plain cards changed" },
         h("thead", null, h("tr", null, ["changed", "kind", "cases", "runs", "failing"].map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x)))),
         h("tbody", null, rows.slice(0, CODE).map((r) => h("tr", null,
           h("th", { scope: "row" }, r.name), h("td", null, `${r.is_new ? "new " : ""}${r.kind}`),

@@ -10,7 +10,8 @@ function standingOfAll() {
   const n = (t, filter) => select(t, new URLSearchParams(link("", filter).slice(2))).length;
   const bad = [], look = [];
   const tell = (list, k, text, href) => k && list.push([`${count(k)} ${k === 1 ? text.replace(/\b(waiver|case)s\b/, "$1") : text}`, href]);
-  const fresh = report.base && select(tables.compared, new URLSearchParams({ state: "new" })).length;
+  const side = (i, name) => tables.compared.value(name, i);
+  const fresh = report.base && select(tables.compared, new URLSearchParams(FAILED.map((v) => ["after", v]))).filter((i) => !BAD.includes(side(i, "before"))).length;
   tell(bad, n(r, { verdict: FAILED, fresh: "none", ...own }), `failed${report.base ? ` (${fresh ? count(fresh) : "none"} new)` : ""}`, link("results", { verdict: FAILED, fresh: "none", ...own }));
   const listed = n(r, { verdict: LOST });
   for (const [why, k] of Object.entries(report.lacking)) tell(why === "lost" ? bad : look, k, why === "lost" ? "missing" : `missing (${why})`, listed === k && !unlisted() ? link("results", { verdict: LOST }) : "#notrun");
@@ -88,8 +89,8 @@ function fillOrigin() {
     const found = [...new Set(report.documents.map(of).filter(Boolean))];
     if (!found.length && ["commit", "CI job"].includes(name)) rows.push([name, h("span", null, "not recorded")]);
     if (!found.length) continue;
-    const shown = found.slice(-3).map((text, k) => [k ? ", " : "", name === "CI job" ? outside(text) : ["machine", "settings", "written"].includes(name) ? breakable(text) : h("code", null, text)]);
-    rows.push([name, [shown, found.length > 3 ? [" and ", h("a", { href: "#runs" }, `${count(found.length - 3)} more`)] : ""]]);
+    const shown = found.slice(-1).map((text) => [name === "CI job" ? outside(text) : ["machine", "settings", "written"].includes(name) ? breakable(text) : h("code", null, text)]);
+    rows.push([name, [shown, found.length > 1 ? [" and ", h("a", { href: "#runs" }, `${count(found.length - 1)} more`)] : ""]]);
   }
   // folded on a phone, where it would push everything else down
   add(document.getElementById("origin"), h("details", { open: innerWidth > 640 }, h("summary", null, "Commit, machine and settings"),
