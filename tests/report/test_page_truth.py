@@ -548,6 +548,37 @@ def test_ids_break_at_separators(opened: Open, browser: Driver) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("width", [390, 1000, 1600])
+def test_lines_end_at_separators(opened: Open, browser: Driver, width: int) -> None:
+    """No line of any view ends inside a word or a number of an id, a backend, a path, a setup or a symbol."""
+    case = "ops/MUL_MAT_ID-q4_K+f32-as=256x7x2,n_used=1,n_tokens=3,nr=[1,1],va=rows@706"
+    lib = "ggml?lib=pypi:xllamacpp==0.2.1"
+    setups = {
+        "CPU": "",
+        "CPU buffer=CPU_REPACK threads=8": "&buffer=CPU_REPACK&threads=8",
+        "CPU+CPU": "&device=CPU+CPU",
+    }
+    devices = [{"name": name, "backend": f"{lib}2{x}", "against": f"{lib}4{x}"} for name, x in setups.items()]
+    of = [d["backend"] for d in devices]
+    symbol = {"kind": "function", "name": "ggml::cpu::repack::tensor_traits<block_q4_0, 4, 8>::forward_mul_mat"}
+    changes = {"rows": [{**symbol, "cases": 3}, symbol]}
+    builds = {"build": {"name": "pypi:xllamacpp==0.2.12"}, "against": {"name": "pypi:xllamacpp==0.2.14"}}
+    id_ = "MUL_MAT_ID-ad2b6156"
+    failed = [
+        result(case, b, "FAIL", cause=id_, saved=f"failures/{case}.gguf", detail=f"{b}: {case} is 0.0187333245")
+        for b in of
+    ]
+    rows = [*failed, result(case, devices[0]["against"], "PASS"), result(A, of[0], "CRASH", detail=case)]
+    causes = [cause(id_, [case], b, op="MUL_MAT_ID", message="GGML_ASSERT(ggml_is_contiguous_1(src0))") for b in of]
+    whole = _lost((B, of[1]), rows=rows, causes=causes, builds={**builds, "devices": devices, "changes": changes})
+    opened(whole)
+    look(browser, width=width, height=1200)
+    for view in (*VIEWS, f"cause?{urlencode({'id': id_, 'backend': of[1]})}", "results?verdict=FAIL"):
+        go(browser, view)
+        ask(browser, "all('main details').forEach((e) => { e.open = true; })")
+        assert (view, ask(browser, "return torn()")) == (view, [])
+
+
 def test_a_phone_shows_cards(opened: Open, browser: Driver) -> None:
     """At 390 pixels no table of the overview, the comparison or the support scrolls sideways; cells have names."""
     opened(document([(A, b, v) for b, v in (("x", "PASS"), ("y" * 40, "FAIL"), ("z", "PASS"), ("w", "PASS"))]))

@@ -120,3 +120,25 @@ function odd() {
     .concat(all("main a[href]").filter((e) => e.namespaceURI.endsWith("xhtml") && hidden(e)), all("th[scope=col]").filter((e) => !e.textContent.trim()))
     .map((e) => e.outerHTML.slice(0, 120));
 }
+
+// Words that a line ends within, other than behind a separator or before a bracket.
+function torn() {
+  const found = new Set(), range = new Range();
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const top = (node, from, to) => {
+    range.setStart(node, from);
+    range.setEnd(node, to);
+    return [...range.getClientRects()].map((r) => Math.round(r.top));
+  };
+  while (walk.nextNode()) {
+    const node = walk.currentNode;
+    if (node.parentElement.closest("script, style, svg, option, pre, .unseen") || !node.parentElement.getClientRects().length) continue;
+    for (const word of node.textContent.matchAll(/\S+/g)) {
+      const begin = word.index, end = begin + word[0].length;
+      if (new Set(top(node, begin, end)).size < 2) continue;
+      const at = [...word[0]].findIndex((_, k) => k && top(node, begin + k, begin + k + 1)[0] > top(node, begin + k - 1, begin + k)[0]);
+      if (at > 0 && !/[-/,&?:…]/.test(word[0][at - 1]) && !/[([]/.test(word[0][at])) found.add(`${word[0].slice(0, at)}|${word[0].slice(at)}`);
+    }
+  }
+  return [...found];
+}

@@ -102,11 +102,11 @@ function changedCode() {
       rows.length ? scroller(`Changed code of ${c.name}`, h("table", { class: "plain cards changed" },
         h("thead", null, h("tr", null, ["changed", "kind", "cases", "runs", "failing"].map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x)))),
         h("tbody", null, rows.slice(0, CODE).map((r) => h("tr", null,
-          h("th", { scope: "row" }, r.name), h("td", null, `${r.is_new ? "new " : ""}${r.kind}`),
+          h("th", { scope: "row" }, breakable(r.name)), h("td", null, `${r.is_new ? "new " : ""}${r.kind}`),
           r.is_shared ? h("td", { class: "number", colspan: "3" }, "all cases") : [r.cases, r.tested].map((n) => h("td", { class: "number" }, count(n))),
           r.is_shared ? "" : h("td", { class: "number" }, r.failing ? badge(count(r.failing), LOOKS.FAIL) : "0")))))) : h("p", null, "No function, shader or kernel that a case reaches."),
       rows.length > CODE ? h("p", { class: "quiet" }, `and ${plural(rows.length - CODE, "more", "more")}`) : "",
-      left.length ? h("details", null, h("summary", null, `${plural(left.length, "change")} that no case reaches`), h("p", { class: "untested" }, left.slice(0, CODE).map((r) => r.name).join(", "), left.length > CODE ? ` and ${count(left.length - CODE)} more` : "")) : "",
+      left.length ? h("details", null, h("summary", null, `${plural(left.length, "change")} that no case reaches`), h("p", { class: "untested" }, breakable(left.slice(0, CODE).map((r) => r.name).join(", ")), left.length > CODE ? ` and ${count(left.length - CODE)} more` : "")) : "",
       Object.keys(c.interface).length ? h("details", null, h("summary", null, "Interface"), h("table", { class: "plain interface" }, h("tbody", null, Object.entries(c.interface).map(([what, texts]) =>
         h("tr", null, h("th", { scope: "row" }, what), h("td", null, texts.slice(0, CODE).join("; "), texts.length > CODE ? ` and ${count(texts.length - CODE)} more` : "")))))) : "",
     ];

@@ -8,7 +8,7 @@ function caseLink(i, text, className) {
 
 // An id that breaks at its separators, not inside a word or a number that fits into a line.
 function breakable(id) {
-  return h("span", { class: "ident" }, id.split(/(?<=[/,&?]|(?<![=,(x[]|\d[eE])[-+])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part])));
+  return h("span", { class: "ident" }, id.split(/(?<=[/,&?]|::|(?<![=,(x[]|\d[eE])[-+])|(?<=\w)(?=\()/).flatMap((part, k) => (k ? [h("wbr"), part] : [part])));
 }
 
 function caseSection(root, params) {
@@ -58,7 +58,7 @@ const CAUSE_NAMES = new Set(Array.from({ length: tables.causes.count }, (_, i) =
 
 // A cause by its id and backend, which every run and build has the same; a cell may name one that no file here has.
 function causeLink(id, backend, text) {
-  return !CAUSE_NAMES.has(`${id}\n${backend}`) ? h("span", null, text || id) : h("a", { href: link("cause", { id, backend }), class: "row" }, text || id);
+  return !CAUSE_NAMES.has(`${id}\n${backend}`) ? h("span", null, text || id) : h("a", { href: link("cause", { id, backend }), class: "row" }, text || breakable(id));
 }
 
 // Case and backend -> the row of its newest result.
@@ -99,7 +99,7 @@ function causeFacts(i) {
     ["id", t.value("id", i)],
     ["op", t.value("op", i)],
     ["conditions", conditions.length ? h("ul", { class: "others" }, conditions.map(([k, v]) => h("li", null, h("code", null, /^[<>=]/.test(v) ? `${k} ${v}` : `${k} = ${v}`)))) : ""],
-    ["message", t.value("message", i)],
+    ["message", t.value("message", i) && breakable(t.value("message", i))],
     ["seen", t.value("seen", i) || "not confirmed"],
     ["affected", affected(i)],
     ["matching nodes", `${number(t.value("failed", i))} failed, ${number(t.value("passed", i))} passed`],
