@@ -137,7 +137,8 @@ function torn() {
       const begin = word.index, end = begin + word[0].length;
       if (new Set(top(node, begin, end)).size < 2) continue;
       const at = [...word[0]].findIndex((_, k) => k && top(node, begin + k, begin + k + 1)[0] > top(node, begin + k - 1, begin + k)[0]);
-      if (at > 0 && !/[-/,&?:…]/.test(word[0][at - 1]) && !/[([]/.test(word[0][at])) found.add(`${word[0].slice(0, at)}|${word[0].slice(at)}`);
+      const [before, after] = [word[0].slice(0, at), word[0].slice(at)];
+      if (at > 0 && (/\d[eE]-$/.test(before) || !/[-/,&?:…]$/.test(before)) && !/^[([]/.test(after)) found.add(`${before}|${after}`);
     }
   }
   return [...found];

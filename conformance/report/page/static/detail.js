@@ -8,7 +8,9 @@ function caseLink(i, text, className) {
 
 // An id that breaks at its separators, not inside a word or a number that fits into a line.
 function breakable(id) {
-  return h("span", { class: "ident" }, id.split(/(?<=[/,&?]|::|(?<![=,(x[]|\d[eE])[-+])|(?<=\w)(?=\()/).flatMap((part, k) => (k ? [h("wbr"), part] : [part])));
+  const parts = id.split(/(?<=[/,&?]|::|(?<![=,(x[]|\d[eE])[-+])|(?<=\w)(?=\()/);
+  const whole = (part) => part.split(/(\S*\d[eE]-\d\S*)/).map((x, k) => (k % 2 ? h("span", { class: "option" }, x) : x));
+  return h("span", { class: "ident" }, parts.flatMap((part, k) => [k ? h("wbr") : "", whole(part)]));
 }
 
 function caseSection(root, params) {
@@ -24,7 +26,7 @@ function caseSection(root, params) {
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
     h("h2", { class: "id" }, breakable(get("case"))),
     h("p", { class: "verdict" }, badge(get("verdict")), " on ", breakable(get("backend")), get("waived") ? ` (${get("waived")}, waived)` : "", get("fresh") ? " · fresh case, reported only" : ""),
-    get("detail") ? h("p", { class: "story" }, get("detail")) : "",
+    get("detail") ? h("p", { class: "story" }, breakable(get("detail"))) : "",
     get("cause") ? h("p", null, "Cause: ", causeLink(get("cause"), get("backend"))) : "",
     h("div", { class: "columns" },
       h("section", null, h("h3", null, "Numbers"), facts(numbersOf(i)), divergence(get("where")), failure(get("error"))),

@@ -212,7 +212,7 @@ function groupItem(rows) {
   };
   return h("li", null,
     badge(verdict), " ", h("strong", null, figure("results", filter)), rows.length === 1 ? " case" : " cases", ` of ${counted("op")}`, t.words("backend").length > 1 ? [" on ", breakable(counted("backend", nameOf))] : "",
-    h("p", { class: "story clip4", title: rows.length > 1 ? reason : null }, rows.length > 1 ? reason || "no detail" : t.value("detail", i) || "no detail"),
+    h("p", { class: "story clip4", title: rows.length > 1 ? reason : null }, breakable((rows.length > 1 ? reason : t.value("detail", i)) || "no detail")),
     h("p", { class: "quiet" }, rows.length > 1 ? "such as " : "", caseLink(i)),
     copyable(t.value("command", i)));
 }
@@ -269,7 +269,7 @@ function comparedTable(what, rows) {
 function comparedStory(i) {
   const t = tables.compared;
   return h("li", null, badge(t.value("state", i)), " ", comparedCase(i), " on ", breakable(t.value("backend", i)), ": ", change(i),
-    h("p", { class: "story clip4" }, t.value("detail", i) || "no detail"));
+    h("p", { class: "story clip4" }, breakable(t.value("detail", i) || "no detail")));
 }
 
 // The case, as a link where this run has a result of it.
