@@ -186,8 +186,9 @@ def test_both_builds_are_on_one_page(browser: Driver, tmp_path: Path) -> None:
         {"name": name, "backend": n, "against": o} for name, n, o in (("CPU", "n", "o"), ("CPU threads=8", "n8", "o8"))
     ]
     builds = {"build": {"name": "new.whl"}, "against": {"name": "old.whl"}, "devices": devices}
+    builds["causes"] = [{"id": "p", "state": "new", "at": "library", "note": "its words"}]
     results = [result(c, b, v, **({"cause": "p" if c == A else "q"} if v != "PASS" else {})) for c, b, v in rows]
-    causes = [cause("p", [A], "n"), cause("p", [A], "n8"), cause("q", [B], "o")]
+    causes = [cause("p", [A], "n", state="new"), cause("p", [A], "n8", state="new"), cause("q", [B], "o")]
     path = written_to(tmp_path / "run.json", {**document(results), "causes": causes, "builds": builds})
     ran = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")])
     assert ran.exit_code == 1
@@ -206,6 +207,9 @@ def test_both_builds_are_on_one_page(browser: Driver, tmp_path: Path) -> None:
         ["CPU, CPU threads=8", "2", "base ✓ PASS 2 → now ✗ FAIL 2"],
         ["old.whl on CPU", "1", "base ✗ CRASH 1 → now ✓ PASS 1"],
     ]
+    facts = ask(browser, "return all('.causes .facts')[0].innerText")
+    assert "CPU, CPU threads=8, in the library" in facts
+    assert "its words" in facts
     go(browser, "comparison")
     assert ask(browser, "return all('[aria-label=\"Differences by cause\"] tbody tr').length") == 2
 

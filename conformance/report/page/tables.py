@@ -22,7 +22,7 @@ from conformance.judge.verdict import FAILURES, Missing, Result
 from conformance.perf.units import FAMILY as PERF
 from conformance.report.compare import LOST, Sides
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
-from conformance.report.runfile import Document
+from conformance.report.runfile import Document, Explained
 from conformance.report.runs import Fields, Row, Runs, command, pace
 from conformance.report.trend import Change, Series, Trend
 
@@ -35,7 +35,7 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
         "counts witness where error wrong notes",
     ),
     "causes": (
-        "id state sentence backend verdict op message smallest seen folder command",
+        "id state sentence backend verdict op message smallest seen folder command note at",
         "architectures counted of failed passed first",
         "conditions cases history",
     ),
@@ -187,6 +187,7 @@ def _causes(runs: Runs, index: Mapping[str, int], past: Trend) -> list[Row[Field
 
     `history` has each run that decided one of its cases, oldest first, with their numbers.
     """
+    told = {(d.digest, e.id, e.state): e for d in runs.documents if d.record.builds for e in d.record.builds.causes}
     return [
         Row(
             {
@@ -195,12 +196,17 @@ def _causes(runs: Runs, index: Mapping[str, int], past: Trend) -> list[Row[Field
                 "first": index[d.digest],
                 "command": command(proof.value),
                 "history": [_past(*run) for run in past.history(c.value)],
+                **_explained(told.get((c.document.digest, c.value.id, c.value.state))),
             },
             c.document,
             c.place,
         )
         for c, d, proof in zip(runs.causes, runs.first_seen(), runs.proofs(), strict=True)
     ]
+
+
+def _explained(e: Explained | None) -> dict[str, JSON]:
+    return {"note": e.note or None, "at": e.at or None} if e else {}
 
 
 def _past(d: Document, failed: int, passed: int) -> dict[str, JSON]:

@@ -52,7 +52,7 @@ function sinceWhen(i) {
 
 // Both, or else the first run that has the cause.
 function sinceOf(i) {
-  const since = [sinceBase(tables.causes.value("id", i)), sinceWhen(i)].filter(Boolean), first = report.documents[tables.causes.value("first", i)];
+  const note = tables.causes.value("note", i), since = [sinceBase(tables.causes.value("id", i)), note && breakable(note), sinceWhen(i)].filter(Boolean), first = report.documents[tables.causes.value("first", i)];
   if (since.length) return since.map((text) => h("div", null, text));
   return h("span", { class: "first" }, "first seen ", when(first.written), " UTC", report.documents.every((d) => d.run === first.run) ? ", the only run here" : ` in ${first.file}`);
 }
@@ -83,7 +83,7 @@ function causeCard(same) {
   return h("li", null,
     h("h4", null, causeBadges(i), " ", causeLink(id, backend, breakable(causeTold(i)))),
     facts([
-      ["where", [h("span", { class: "where" }, on), passesOn(smallest, backends), affected(i) ? `; ${affected(i)}` : ""]],
+      ["where", [h("span", { class: "where" }, on), t.value("at", i) ? `, in the ${t.value("at", i)}` : "", passesOn(smallest, backends), affected(i) ? `; ${affected(i)}` : ""]],
       ["since", sinceOf(i)],
       [cases === 1 ? "case" : "cases", [figure("results", { cause: id, backend: backends }), cases === 1 ? ": " : ", such as ", h("span", { class: "smallest" }, proof === undefined ? breakable(smallest) : caseLink(proof))]],
     ]),
