@@ -134,7 +134,7 @@ function archCauses() {
 
 function backendsTable() {
   const t = tables.results;
-  const heads = ["backend", "", "failed", "missing", "known failures", "unsupported", "not run", "passed", "cases", ...(Object.keys(report.good).length ? ["last good run (UTC)"] : [])];
+  const heads = ["backend", "", "failed", "missing", "known", "unsupported", "not run", "passed", "cases", ...(Object.keys(report.good).length ? ["last good run (UTC)"] : [])];
   return h("table", { class: "plain cards" },
     h("thead", null, h("tr", null, heads.map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
     h("tbody", null, worstFirst(t.words("backend")).map((backend) => {
