@@ -21,7 +21,7 @@ from conformance.report.page import page
 from conformance.report.page.tables import changed
 from conformance.report.runfile import write_json
 from conformance.report.runs import Runs, read_runs, unproven
-from conformance.report.trend import FEWEST, Change, Trend, changes, read_trend
+from conformance.report.trend import FEWEST, Change, Trend, changes, pairs_of, read_trend
 from conformance.run.session.select import case_ids
 from conformance.run.session.shard import missing as missing_shards
 from conformance.suite.family import LEVELS, Level
@@ -64,7 +64,7 @@ def report(
     runs = read_runs(paths)
     base = read_runs(bases) if bases else None
     against = _against(runs, base) if base else compare_builds(runs)
-    trend = read_trend([*paths, folder]) if folder else None
+    trend = read_trend([*paths, folder], pairs_of(r.value for r in runs.causes)) if folder else None
     if trend:
         for path in runs.passed_over:
             line(f"{path}: ignored, not a run file", err=True)

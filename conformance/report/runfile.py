@@ -183,6 +183,17 @@ class Named(Struct, frozen=True):
     released: str = ""
 
 
+class Explained(Struct, frozen=True):
+    """A cause of `conform build test`."""
+
+    id: str
+    state: str = ""
+    note: str = ""
+    """Why it is not called new or fixed, if that is not obvious."""
+    at: str = ""
+    """Possible location of the bug."""
+
+
 class Builds(Struct, frozen=True):
     """The builds of `conform build test`."""
 
@@ -191,6 +202,7 @@ class Builds(Struct, frozen=True):
     devices: list[Setup] = []
     changes: Changes | None = None
     """Differences between the builds, with the cases that ran of them."""
+    causes: list[Explained] = []
 
 
 class Conformance(Header, frozen=True, kw_only=True, tag="conformance"):

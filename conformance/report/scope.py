@@ -49,11 +49,16 @@ class Scope:
     further: tuple[str, ...]
     """Words of the command that looks further."""
 
-    def __str__(self) -> str:
+    @property
+    def told(self) -> str:
+        """The sentence without the command that looks further."""
         refused = f"; refused: {first(self.refused, NAMED)}" if self.refused else ""
         alone = f"{len(self.passed)} of {self.ops} ops" if self.ops else ", ".join(self.passed) or "no family"
         passed = f"{alone} passed a case{f' at level {self.level}' if self.level else ''}"
-        return f"{self.backend}: {passed}{refused}; further: {shell(self.further)}"
+        return f"{self.backend}: {passed}{refused}"
+
+    def __str__(self) -> str:
+        return f"{self.told}; further: {shell(self.further)}"
 
 
 def scopes(selection: Selection, results: Iterable[Result]) -> list[Scope]:

@@ -5,7 +5,7 @@ The records are read one at a time, and only what trends need of each is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -84,10 +84,31 @@ class Known:
     """Time of the newest run after `last` in which its smallest case passed."""
 
 
+Pair = tuple[str, str]
+"""Case and backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The verdicts of watched pairs in one run."""
+
+    document: Document
+    """Its record, without rows."""
+    verdicts: Mapping[Pair, Verdict]
+
+
+def pairs_of(causes: Iterable[Cause]) -> frozenset[Pair]:
+    """Return the pairs that the causes explain."""
+    return frozenset((case, c.backend) for c in causes for case in c.cases)
+
+
 @dataclass(slots=True)
 class Trend:
     """Trends of the records of a folder."""
 
+    watched: frozenset[Pair] = frozenset()
+    sights: dict[str, Sight] = field(default_factory=dict)
+    """Id of a run -> the verdicts of `watched` in it; runs without any are left out."""
     points: dict[tuple[str, str, str, str], dict[str, Point]] = field(default_factory=dict)
     """Case, backend, machine and unit of work -> id of a run -> its rate."""
     good: dict[str, str | None] = field(default_factory=dict)
@@ -98,8 +119,8 @@ class Trend:
 
     def add(self, document: Document) -> None:
         """Add what trends need of a record; the order of records does not matter."""
-        record = document.record
-        light = replace(document, body={}, record=structs.replace(record, results=[], missing=[], causes=[]))
+        record, light = document.record, _light(document)
+        self.watch(document)
         seen: dict[str, set[Verdict]] = {}
         for r in record.results:
             seen.setdefault(r.backend, set()).add(r.verdict)
@@ -120,6 +141,24 @@ class Trend:
             first, last = min(was.first, now.first), max(was.last, now.last)
             self._causes[c.id, c.backend] = Known(newest, first, last, was.runs + 1)
 
+    def watch(self, document: Document) -> None:
+        """Add the verdicts of `watched` only; shards of one run count together."""
+        record = document.record
+        found = {pair: r.verdict for r in record.results if (pair := (r.case, r.backend)) in self.watched}
+        if found:
+            known = self.sights.get(record.run, Sight(_light(document), {}))
+            self.sights[record.run] = replace(known, verdicts={**known.verdicts, **found})
+
+    def history(self, cause: Cause) -> list[tuple[Document, int, int]]:
+        """Return the runs that decided a cause's cases, oldest first: failed and passed cases."""
+        told, pairs = [], pairs_of([cause])
+        for s in sorted(self.sights.values(), key=lambda s: (s.document.written, s.document.run)):
+            own = [s.verdicts[pair] for pair in pairs if pair in s.verdicts]
+            failed, passed = sum(v in FAILURES for v in own), own.count(Verdict.PASS)
+            if failed or passed:
+                told.append((s.document, failed, passed))
+        return told
+
     def series(self) -> list[Series]:
         """Return the series, by case, backend, kind of machine and unit of work."""
         return [
@@ -138,12 +177,16 @@ class Trend:
         return sorted(found, key=lambda k: k.passed is not None)
 
 
-def read_trend(paths: Sequence[Path]) -> Trend:
-    """Read record files, and the records of folders.
+def _light(document: Document) -> Document:
+    return replace(document, body={}, record=structs.replace(document.record, results=[], missing=[], causes=[]))
+
+
+def read_trend(paths: Sequence[Path], watched: frozenset[Pair] = frozenset()) -> Trend:
+    """Read record files, and the records of folders, with the verdicts of `watched` in them.
 
     Other JSON files of a folder are ignored, and equal files count once. UsageError if a record cannot be read.
     """
-    trend, known = Trend(), set[str]()
+    trend, known = Trend(watched), set[str]()
     for path, named in files(paths):
         document = read_document(path, named=named)
         if document is not None and document.digest not in known:

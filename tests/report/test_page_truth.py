@@ -12,9 +12,11 @@ from xml.etree import ElementTree as ET
 
 import made_runs
 import pytest
-from browser import VIEWS, Driver, ask, go, look
+from browser import VIEWS, Driver, ask, cause_view, go, look
+from click.testing import CliRunner
 from run_files import cause, document, result, written_to
 
+from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, new_tensor
@@ -57,32 +59,43 @@ def _headline(browser: Driver) -> tuple[str, str]:
     return text, kind.removeprefix("headline ")
 
 
-def test_missing_is_a_banner_and_a_count(opened: Open, browser: Driver) -> None:
-    """Pairs without a result are a red banner in every view, with counts per backend and the list on demand."""
+def test_missing_is_a_count_of_each_view_and_a_list(opened: Open, browser: Driver) -> None:
+    """Pairs without a result are red in the headline of every view, which leads to their rows with reasons."""
     opened(_lost((B, "x"), (A, "y"), (B, "y"), asked={"x": 2, "y": 2}))
-    text, kind = _headline(browser)
-    assert kind == "bad"
-    assert "3 missing" in text
     for view in ("overview", "results", "runs"):
         go(browser, view)
-        banner = ask(browser, "return document.querySelector('.banner').innerText")
-        assert "3 cases are missing" in banner
-        assert "1 on x of 2 requested" in banner
-        assert "2 on y of 2 requested" in banner
-    assert ask(browser, "return document.querySelector('.banner').getAttribute('role')") == "alert"
-    listed = ask(
-        browser,
-        """document.querySelector('.banner summary').click();
-        while (!all('.banner .stories li').length) await new Promise(requestAnimationFrame);
-        return all('.banner .stories li').map((e) => e.innerText)""",
-    )
-    assert listed == [f"{B} on x: its worker ended", f"{A} on y: its worker ended", f"{B} on y: its worker ended"]
-    go(browser, "overview")
+        text, kind = _headline(browser)
+        assert kind == "bad"
+        assert "3 missing" in text
+    link = ask(browser, "return all('#headline a').find((a) => a.textContent === '3 missing').hash")
+    go(browser, link[1:])
+    assert ask(browser, "return found()") == 3
+    assert "its worker ended" in ask(browser, "return document.querySelector('.rows').innerText")
+    go(browser, "notrun")
+    lines = ask(browser, "return all('.notrun li').map((e) => e.innerText)")
+    assert lines[:2] == ["! missing 1 on x of 2 requested", "! missing 2 on y of 2 requested"]
     go(browser, "support")
     words = ask(browser, "return cells().map((c) => [c.op, c.type, c.backend, c.word])")
     assert ["MUL", None, "y", "1 missing"] in words
-    go(browser, "results?verdict=missing")
-    assert ask(browser, "return found()") == 3
+    go(browser, "results")
+    for link in ask(browser, "return all('.rows a.row').map((a) => a.hash)"):
+        go(browser, link[1:])
+        assert ask(browser, "return document.querySelector('h2').textContent") in {A, B}
+
+
+def test_cases_that_a_time_limit_stopped_did_not_fail(opened: Open, browser: Driver) -> None:
+    """Where only a limit of the run left cases out the headline is neither green nor red, and says why."""
+    made = _lost((B, "x"))
+    made["missing"][0] |= {"cause": "time limit", "reason": "time limit (--budget)"}
+    opened(made)
+    text, kind = _headline(browser)
+    assert (kind, "1 missing (time limit)" in text) == ("unsure", True)
+    assert browser.title.startswith("? 1 missing (time limit): x")
+    go(browser, "results")
+    assert ask(browser, "return chooser('verdict').textContent") == "anymissingPASS"
+    assert (
+        ask(browser, "return all('.filters label').map((e) => e.textContent).filter((x) => /time limit/.test(x))") == []
+    )
 
 
 def test_what_is_missing_is_forgotten_only_with_a_newer_result(tmp_path: Path) -> None:
@@ -104,7 +117,9 @@ def test_asked_for_and_not_named_is_missing_too(opened: Open, browser: Driver, t
     opened(made)
     text, kind = _headline(browser)
     assert kind == "bad"
-    assert "1,227 cases are missing" in ask(browser, "return document.querySelector('.banner').innerText")
+    assert "1,227 missing" in text
+    go(browser, "notrun")
+    assert "1,222 on x of 1,223 requested" in ask(browser, "return document.querySelector('.notrun').innerText")
     assert "y has no result" in text
     assert [n for _, _, n in read_runs([written_to(tmp_path / "u.json", made)]).unlisted()] == [1222, 5]
 
@@ -144,8 +159,8 @@ def test_where_no_case_ran_no_part_of_the_page_speaks_of_failures(
         assert wrong not in text
 
 
-def test_the_scope_stands_below_the_headline(opened: Open, browser: Driver) -> None:
-    """A green headline has the level, the ops and the next command beside it."""
+def test_the_scope_is_on_the_overview(opened: Open, browser: Driver) -> None:
+    """The overview of a run without failures has the level, the ops and the next command, to copy."""
     selection: dict[str, Any] = {
         "levels": {"x": "smoke"},
         "families": [],
@@ -155,16 +170,15 @@ def test_the_scope_stands_below_the_headline(opened: Open, browser: Driver) -> N
         "shard": "1/1",
     }
     opened({**document([(A, "x", "PASS")]), "selection": selection})
-    assert "x: 1 of 123 ops passed a case at level smoke" in ask(
-        browser, "return document.querySelector('#scope').innerText"
-    )
+    text = ask(browser, "return document.querySelector('.overview').innerText")
+    assert "x: 1 of 123 ops passed a case at level smoke" in text
+    assert "conform run --backend x --level standard" in text
 
 
 def test_documents_of_before_still_open(opened: Open, browser: Driver) -> None:
     """A run file without asked, missing, commit or CI job is shown as it was, and says that they are not known."""
     opened(document([(A, "x", "PASS")]))
     assert _headline(browser)[1] == "good"
-    assert ask(browser, "return all('.banner').length") == 0
     origin = ask(browser, "return document.querySelector('#origin').innerText")
     assert "commit not recorded" in " ".join(origin.split())
     for view in VIEWS:
@@ -218,7 +232,7 @@ def test_failures_alike_are_one_entry(opened: Open, browser: Driver) -> None:
 def test_causes_of_several_runs(opened: Open, browser: Driver) -> None:
     """Results of one cause are adjacent, before those of the next and before passes.
 
-    A cause is first seen in the earliest file that has it; architectures are by plan.
+    A cause fails since the earliest of its runs; architectures are by plan.
     """
     order = ("p", None, "q", "p", None, "q")
     cases = [f"zoo/arch-{i}-seqs=2,nodes=1@{i}" for i in range(6)]
@@ -227,8 +241,8 @@ def test_causes_of_several_runs(opened: Open, browser: Driver) -> None:
     of = [{**document([result(A, "x", "PASS"), *(r for _, r in rows)], written=w), "causes": causes}
           for w in ("2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z")]  # fmt: skip
     opened(of[1], of[0])
-    firsts = ask(browser, "return all('.causes .first').map((e) => e.firstChild.nextSibling.textContent)")
-    assert firsts == ["2026-01-01 00:00"] * 2
+    since = ask(browser, "return all('.causes .facts').map((e) => e.querySelectorAll('dd')[1].innerText)")
+    assert since == ["✗✗\nin all 2 runs, from 2026-01-01 00:00 UTC"] * 2
     (label,) = ask(browser, "return all('.overview .matrix').map((e) => e.closest('.scroll').ariaLabel)")
     assert label == "Causes by architecture"
     matrix = ask(browser, "return all('.overview .matrix tr').map((tr) => [...tr.cells].map((c) => c.innerText))")
@@ -239,6 +253,35 @@ def test_causes_of_several_runs(opened: Open, browser: Driver) -> None:
     go(browser, "results")
     told = ask(browser, "return all('.rows tbody tr').map((tr) => tr.cells[2].innerText)")
     assert told == ["q", "q", "p", "p", "–", "–", "–"]
+
+
+def test_a_cause_has_its_history(opened: Open, browser: Driver, tmp_path: Path) -> None:
+    """Its failing and passing runs are signs in order, with the commits between which it began; `--trend` adds runs."""
+    nights = []
+    for day, verdict in enumerate(("FAIL", "PASS", "FAIL", "FAIL"), 1):
+        more: dict[str, Any] = {"causes": [cause("p", [A])]} if verdict == "FAIL" else {}
+        rows = [result(A, "x", verdict, **({"cause": "p"} if more else {}))]
+        nights.append({**document(rows, written=f"2026-01-0{day}T02:30:00Z"), **more})
+        nights[-1]["environment"] |= {"commit": f"{day}" * 40, "branch": "main"}
+    wanted = [
+        "✗✓✗✗",
+        f"failed 2026-01-03 02:30 UTC at {'3' * 12} on main, passed 2026-01-02 02:30 UTC at {'2' * 12} on main",
+    ]
+    since = "return all('.causes .facts').map((e) => e.querySelectorAll('dd')[1].innerText)[0].split('\\n')"
+    opened(*nights)
+    assert ask(browser, since) == wanted
+    assert ask(browser, "return document.querySelector('.history').ariaLabel").endswith(
+        "failed, passed, failed, failed"
+    )
+    go(browser, cause_view(read_runs([tmp_path / "3.json"])))
+    rows = ask(browser, "return all('[aria-label=History] tbody tr').map((r) => r.innerText.split(/\\s+/).slice(2, 5))")
+    assert rows == [["✗", "failed", "1"], ["✗", "failed", "1"], ["✓", "passed", "0"], ["✗", "failed", "1"]]
+    runs = CliRunner().invoke(main, ["report", str(tmp_path / "3.json"), "--trend", str(tmp_path), "-o", str(tmp_path)])
+    assert runs.exit_code == 1, runs.output
+    browser.get((tmp_path / "index.html").as_uri())
+    assert ask(browser, since) == wanted
+    opened(nights[-1])
+    assert ask(browser, since) == ["first seen 2026-01-04 02:30 UTC, the only run here"]
 
 
 @pytest.mark.parametrize("view", ["overview", "causes", "cause", "results"])
@@ -368,7 +411,7 @@ def test_nothing_is_wider_than_its_place(opened: Open, browser: Driver, width: i
         go(browser, view)
         wide = ask(
             browser,
-            """return all('.panel, .banner, .headline, .origin dd, .name, .badge, th, .story, li, h2, dd')
+            """return all('.panel, .headline, .origin dd, .name, .badge, th, .story, li, h2:not(.unseen), dd')
               .filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth)
               .filter((e) => getComputedStyle(e).display !== 'inline')
               .map((e) => e.outerHTML.slice(0, 90))""",
@@ -443,7 +486,10 @@ def test_builds_stand_beside_each_other(opened: Open, browser: Driver) -> None:
 
 
 def test_the_title_says_build_device_and_verdict(opened: Open, browser: Driver) -> None:
-    """Title and first line name verdict, build and device; a record without builds shows the installed wheel."""
+    """Title and first line name verdict, build and device; a record without builds shows the installed wheel.
+
+    Of several setups they name the devices, and of a base its build, whose failures do not count.
+    """
     build = {"build": {"name": "p==2"}, "devices": [{"name": "Vulkan0", "backend": "b"}]}
     opened({**document([(A, "b", "PASS"), (B, "b", "FAIL")]), "builds": build})
     wanted = "✗ 1 failed: p==2 on Vulkan0"
@@ -456,6 +502,13 @@ def test_the_title_says_build_device_and_verdict(opened: Open, browser: Driver) 
     opened(made)
     told = "xllamacpp 1.2 on CPU; new/lib on CUDA0 threads=2; mine?x=1"
     assert browser.title == f"✓ No failures: {told} – Overview"
+    devices = [{"name": f"CPU{k}", "backend": f"n{k}", "against": f"o{k}"} for k in ("", " threads=8", " guard=on")]
+    builds = {"build": {"name": "p==2"}, "against": {"name": "p==1"}, "devices": devices}
+    rows = [(A, d["backend"], "PASS") for d in devices] + [(A, d["against"], "FAIL") for d in devices]
+    opened({**document(rows), "builds": builds})
+    assert browser.title == "✓ No failures: p==2 on CPU against p==1 – Overview"
+    opened(document([(A, f"ggml?lib=/{'long/' * 30}build/bin", "PASS")]))
+    assert browser.title == "✓ No failures: build/bin on CPU – Overview"
     opened(document([(A, HOSTILE, "PASS")]))
     assert ask(browser, "return all('h1 img, head script').length") == 0
     assert "<img src=x" in browser.title
@@ -495,6 +548,37 @@ def test_ids_break_at_separators(opened: Open, browser: Driver) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("width", [390, 1000, 1600])
+def test_lines_end_at_separators(opened: Open, browser: Driver, width: int) -> None:
+    """No line of any view ends inside a word or a number of an id, a backend, a path, a setup or a symbol."""
+    case = "ops/MUL_MAT_ID-q4_K+f32-as=256x7x2,n_used=1,n_tokens=3,nr=[1,1],va=rows@706"
+    lib = "ggml?lib=pypi:xllamacpp==0.2.1"
+    setups = {
+        "CPU": "",
+        "CPU buffer=CPU_REPACK threads=8": "&buffer=CPU_REPACK&threads=8",
+        "CPU+CPU": "&device=CPU+CPU",
+    }
+    devices = [{"name": name, "backend": f"{lib}2{x}", "against": f"{lib}4{x}"} for name, x in setups.items()]
+    of = [d["backend"] for d in devices]
+    symbol = {"kind": "function", "name": "ggml::cpu::repack::tensor_traits<block_q4_0, 4, 8>::forward_mul_mat"}
+    changes = {"rows": [{**symbol, "cases": 3}, symbol]}
+    builds = {"build": {"name": "pypi:xllamacpp==0.2.12"}, "against": {"name": "pypi:xllamacpp==0.2.14"}}
+    id_ = "MUL_MAT_ID-ad2b6156"
+    failed = [
+        result(case, b, "FAIL", cause=id_, saved=f"failures/{case}.gguf", detail=f"{b}: {case} is 0.0187333245")
+        for b in of
+    ]
+    rows = [*failed, result(case, devices[0]["against"], "PASS"), result(A, of[0], "CRASH", detail=case)]
+    causes = [cause(id_, [case], b, op="MUL_MAT_ID", message="GGML_ASSERT(ggml_is_contiguous_1(src0))") for b in of]
+    whole = _lost((B, of[1]), rows=rows, causes=causes, builds={**builds, "devices": devices, "changes": changes})
+    opened(whole)
+    look(browser, width=width, height=1200)
+    for view in (*VIEWS, f"cause?{urlencode({'id': id_, 'backend': of[1]})}", "results?verdict=FAIL"):
+        go(browser, view)
+        ask(browser, "all('main details').forEach((e) => { e.open = true; })")
+        assert (view, ask(browser, "return torn()")) == (view, [])
+
+
 def test_a_phone_shows_cards(opened: Open, browser: Driver) -> None:
     """At 390 pixels no table of the overview, the comparison or the support scrolls sideways; cells have names."""
     opened(document([(A, b, v) for b, v in (("x", "PASS"), ("y" * 40, "FAIL"), ("z", "PASS"), ("w", "PASS"))]))
@@ -506,6 +590,21 @@ def test_a_phone_shows_cards(opened: Open, browser: Driver) -> None:
         )
         assert (view, ask(browser, wide)) == (view, 0)
         assert ask(browser, "return all('.cards tbody td').some((e) => e.dataset.label)")
+
+
+def test_the_support_repeats_no_column(opened: Open, browser: Driver) -> None:
+    """A base has a column in the support and its picture only where it differs from its build."""
+    devices = [{"name": name, "backend": f"n{name}", "against": f"o{name}"} for name in ("CPU", "GPU")]
+    builds = {"build": {"name": "p==2"}, "against": {"name": "p==1"}, "devices": devices}
+    cases = ("ops/ADD-f32-a=3@1", "ops/ADD-f16-a=3@1")
+    rows = [(case, d[side], "PASS") for case in cases for d in devices for side in ("backend", "against")]
+    rows[0] = (cases[0], "nCPU", "FAIL")
+    opened({**document(rows), "builds": builds}, view="support")
+    heads = ask(browser, "return all('.matrix thead th').slice(1).map((e) => e.textContent)")
+    assert sorted(heads) == ["CPU", "GPU", "p==1 on CPU"]
+    titles = ask(browser, "return all('.picture g title').map((e) => e.textContent)")
+    assert [t for t in titles if " on o" in t] == ["ADD f32 on oCPU: passed"]
+    assert len(titles) == 5
 
 
 def test_the_support_is_a_picture(opened: Open, browser: Driver) -> None:

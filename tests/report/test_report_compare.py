@@ -186,8 +186,9 @@ def test_both_builds_are_on_one_page(browser: Driver, tmp_path: Path) -> None:
         {"name": name, "backend": n, "against": o} for name, n, o in (("CPU", "n", "o"), ("CPU threads=8", "n8", "o8"))
     ]
     builds = {"build": {"name": "new.whl"}, "against": {"name": "old.whl"}, "devices": devices}
+    builds["causes"] = [{"id": "p", "state": "new", "at": "library", "note": "its words"}]
     results = [result(c, b, v, **({"cause": "p" if c == A else "q"} if v != "PASS" else {})) for c, b, v in rows]
-    causes = [cause("p", [A], "n"), cause("p", [A], "n8"), cause("q", [B], "o")]
+    causes = [cause("p", [A], "n", state="new"), cause("p", [A], "n8", state="new"), cause("q", [B], "o")]
     path = written_to(tmp_path / "run.json", {**document(results), "causes": causes, "builds": builds})
     ran = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")])
     assert ran.exit_code == 1
@@ -196,15 +197,19 @@ def test_both_builds_are_on_one_page(browser: Driver, tmp_path: Path) -> None:
     assert summary.startswith("# Conformance: 2 causes")
     assert "on `CPU`, `CPU threads=8`" in summary
     browser.get((tmp_path / "out" / "index.html").as_uri())
+    assert browser.title.startswith("✗ 2 failed (2 new): new.whl on CPU against old.whl")
     cells = ask(
         browser,
         "return all('[aria-label=Causes] li').map((li) => ['.where', '.figure', '.base-and-now']"
         ".map((x) => li.querySelector(x).innerText))",
     )
     assert cells == [
-        ["on CPU, CPU threads=8", "2", "base ✓ PASS 2 → now ✗ FAIL 2"],
-        ["on CPU", "1", "base ✗ CRASH 1 → now ✓ PASS 1"],
+        ["CPU, CPU threads=8", "2", "base ✓ PASS 2 → now ✗ FAIL 2"],
+        ["old.whl on CPU", "1", "base ✗ CRASH 1 → now ✓ PASS 1"],
     ]
+    facts = ask(browser, "return all('.causes .facts')[0].innerText")
+    assert "CPU, CPU threads=8, in the library" in facts
+    assert "its words" in facts
     go(browser, "comparison")
     assert ask(browser, "return all('[aria-label=\"Differences by cause\"] tbody tr').length") == 2
 
@@ -213,8 +218,8 @@ def test_both_builds_are_on_one_page(browser: Driver, tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")]).exit_code == 0
 
 
-def test_what_changed_comes_first(browser: Driver, tmp_path: Path) -> None:
-    """Changed code with its cases, what no case reaches, and the interface; hostile names stay text."""
+def test_what_changed_is_listed(browser: Driver, tmp_path: Path) -> None:
+    """Changed code with its cases; what no case reaches and the interface are folded; hostile names stay text."""
     code = [
         {"kind": "function", "name": "ggml_rope", "cases": 9, "tested": 4, "failing": 2},
         {"kind": "shader", "name": HOSTILE, "is_shared": True},
@@ -231,7 +236,10 @@ def test_what_changed_comes_first(browser: Driver, tmp_path: Path) -> None:
     rows = ask(browser, "return all('.changed tbody tr').map((r) => [...r.cells].map((c) => c.innerText))")
     assert rows[0] == ["ggml_rope", "function", "9", "4", "✗ 2"]
     assert rows[1][1:] == ["shader", "all cases"]
-    assert ask(browser, "return all('.untested')[0].innerText") == "gguf_write"
+    folded = ask(browser, "return all('.view details').map((e) => [e.open, e.textContent])")
+    assert [is_open for is_open, _ in folded] == [False, False]
+    assert folded[0][1] == "1 change that no case reachesgguf_write"
+    assert "+ggml_x; -ggml_y" in folded[1][1]
     assert "commits b1..b2" in ask(browser, "return document.querySelector('main').innerText")
     assert ask(browser, "return all('main img, main script, main b').length") == 0
     summary = (out / "summary.md").read_text(encoding="utf-8")

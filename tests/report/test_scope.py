@@ -175,7 +175,8 @@ def test_reports_state_the_scope(tmp_path: Path) -> None:
     )
     assert str(scope) == f"{text}--case 'ops/ADD-*'"
     html = page(runs, now=datetime(2026, 1, 3, tzinfo=timezone.utc))
-    assert json.loads(html.split('id="data">')[1].split("</script>")[0])["scopes"] == [str(scope)]
+    shown = json.loads(html.split('id="data">')[1].split("</script>")[0])["scopes"]
+    assert ["; further: ".join(s) for s in shown] == [str(scope)]
     assert "## Scope\n" in markdown(runs)
     assert "x: 1 of 123 ops passed a case at level smoke; refused: MUL" in markdown(runs)
     suite = ET.fromstring(junit(runs))[0]  # noqa: S314  # written above

@@ -18,13 +18,14 @@ from msgspec import to_builtins
 
 from conformance import __version__
 from conformance.case.case import JSON
-from conformance.judge.verdict import FAILURES
+from conformance.ggml.text import shell
+from conformance.judge.verdict import FAILURES, MissingCause
 from conformance.report.compare import Comparison, State
 from conformance.report.matrix import ORDER, PASSED
 from conformance.report.runfile import Document
 from conformance.report.runs import Runs
 from conformance.report.scope import scopes_of
-from conformance.report.trend import Trend, changes
+from conformance.report.trend import Trend, changes, pairs_of
 from conformance.run.session.environment import WRITTEN
 
 from . import tables
@@ -49,6 +50,9 @@ def page(
     `against` the differences from a base.
     """
     every = trend.series() if trend else []
+    past = Trend(pairs_of(r.value for r in runs.causes), dict(trend.sights) if trend else {})
+    for d in runs.documents:
+        past.watch(d)
     known = {d.run for d in runs.documents}
     units = [r for r in tables.trended(every) if r.document.run not in known]
     documents = [*runs.documents, *{r.document.digest: r.document for r in units}.values()]
@@ -63,12 +67,14 @@ def page(
         "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
         "superseded": len(runs.superseded),
         "unlisted": _unlisted(runs),
-        "scopes": list(map(str, scopes_of(runs))),
-        "devices": runs.devices(),
+        "lacking": _lacking(runs),
+        "scopes": [[s.told, shell(s.further)] for s in scopes_of(runs)],
+        "setups": tables.setups(runs),
+        "bases": tables.bases(runs),
         "builds": tables.builds(runs),
         "changed": tables.changed_code(runs),
         "tables": {
-            **tables.tables(runs, [*tables.units(runs.documents), *units], documents),
+            **tables.tables(runs, [*tables.units(runs.documents), *units], documents, past),
             "compared": tables.compared(against.pairs if against else ()),
         },
         "base": None if against is None else _base(against),
@@ -88,6 +94,15 @@ def _unlisted(runs: Runs) -> JSON:
         patterns.setdefault((m.backend, m.reason), {})[m.case] = None
     rows = [[b, n, f"{why}: {', '.join(patterns[b, why])}"] for (b, why), n in counts.items()]
     return [*rows, *([b, n, f"{d.path.name} does not list them"] for d, b, n in runs.unlisted())]
+
+
+def _lacking(runs: Runs) -> dict[str, int]:
+    """Return why cases have no result -> their number."""
+    counts = Counter[str]()
+    for m in runs.missing:
+        counts[str(m.value.cause)] += m.value.count
+    counts[str(MissingCause.LOST)] += sum(n for _, _, n in runs.unlisted())
+    return {why: n for why, n in counts.items() if n}
 
 
 def _base(against: Comparison) -> JSON:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TypeVar
 
 from msgspec import to_builtins
@@ -21,9 +22,9 @@ from conformance.judge.verdict import FAILURES, Missing, Result
 from conformance.perf.units import FAMILY as PERF
 from conformance.report.compare import LOST, Sides
 from conformance.report.matrix import OPS, counts, operation, operation_of, reason
-from conformance.report.runfile import Document
+from conformance.report.runfile import Document, Explained
 from conformance.report.runs import Fields, Row, Runs, command, pace
-from conformance.report.trend import Change, Series
+from conformance.report.trend import Change, Series, Trend
 
 T = TypeVar("T")
 
@@ -34,9 +35,9 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
         "counts witness where error wrong notes",
     ),
     "causes": (
-        "id state sentence backend verdict op message smallest seen folder command",
+        "id state sentence backend verdict op message smallest seen folder command note at",
         "architectures counted of failed passed first",
-        "conditions cases",
+        "conditions cases history",
     ),
     "units": ("unit model case backend of", "rate low high rounds", ""),
 }  # fmt: skip
@@ -59,12 +60,12 @@ _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_ex
            "cause")  # fmt: skip
 
 
-def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Document]) -> dict[str, JSON]:
-    """Return all tables of the page."""
+def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Document], past: Trend) -> dict[str, JSON]:
+    """Return all tables of the page; `past` has the history of the causes."""
     index = {d.digest: i for i, d in enumerate(documents)}
     rows: dict[str, Sequence[Row[Fields]]] = {
         "results": _results(runs),
-        "causes": _causes(runs, index),
+        "causes": _causes(runs, index, past),
         "units": timed,
     }
     return {name: _table(name, own, index) for name, own in rows.items()}
@@ -90,24 +91,53 @@ def subject_of(result: Result) -> tuple[str, str, str]:
     return (OPS, what.op, what.types) if what.family == OPS and what.op else subject(result.case)
 
 
+def setups(runs: Runs) -> dict[str, tuple[str, str]]:
+    """Return backend -> its build and device, for both builds of `conform build test`."""
+    found: dict[str, tuple[str, str]] = {}
+    for of in (d.record.builds for d in runs.documents):
+        for t in of.devices if of else ():
+            if of and of.against and t.against:
+                found.setdefault(t.against, (of.against.name, t.name))
+            if of:
+                found[t.backend] = of.build.name, t.name
+    return found
+
+
+def bases(runs: Runs) -> dict[str, str]:
+    """Return backend of a base -> the backend that is compared with it."""
+    tested = {t.backend for t in runs.setups()}
+    return {t.against: t.backend for t in runs.setups() if t.against and t.against not in tested}
+
+
 def named(runs: Runs) -> str:
-    """Return builds and devices for the page's title: `xllamacpp 2026.10.11549 on CPU`."""
-    setups = {t.backend: (of.build.name, t.name) for d in runs.documents if (of := d.record.builds) for t in of.devices}
+    """Return builds and devices for the page's title: `xllamacpp 2026.10.11549 on CPU`.
+
+    A build that ran in several setups is named with its devices only.
+    """
+    known, old = setups(runs), bases(runs)
     newest = {r.value.backend: r.document for r in runs.missing}
     newest |= {r.value.backend: r.document for r in runs.results}
     devices: dict[str, dict[str, None]] = {}
     for backend, document in newest.items():
-        build, device = setups.get(backend) or _named_by(backend, document)
-        devices.setdefault(build, {})[device] = None
-    shown = [f"{build} on {', '.join(on)}" if any(on) else build for build, on in devices.items()]
+        if backend not in old:
+            build, device = known.get(backend) or _named_by(backend, document)
+            devices.setdefault(build, {})[device] = None
+    shown = [f"{build} on {_devices(on)}" if any(on) else build for build, on in devices.items()]
     more = [f"{len(shown) - SUBJECTS} more"] if len(shown) > SUBJECTS else []
-    return "; ".join([*shown[:SUBJECTS], *more])
+    against = dict.fromkeys(known[b][0] for b in old)
+    return "; ".join([*shown[:SUBJECTS], *more]) + (f" against {', '.join(against)}" if against else "")
+
+
+def _devices(setups: Iterable[str]) -> str:
+    """Return the setup, or the devices of several setups."""
+    listed = list(setups)
+    return listed[0] if len(listed) == 1 else ", ".join(dict.fromkeys(s.partition(" ")[0] for s in listed))
 
 
 def _named_by(backend: str, document: Document) -> tuple[str, str]:
     """Return build and device from ggml's options; other backends keep their name.
 
-    Without `lib` the build is the installed wheel.
+    Without `lib` the build is the installed wheel; of an absolute path the last two parts are shown.
     """
     try:
         spec = Spec.parse(backend)
@@ -117,7 +147,9 @@ def _named_by(backend: str, document: Document) -> tuple[str, str]:
         return backend, ""
     options = dict(spec.options)
     version = (document.environment.packages or {}).get(WHEEL)
-    build = options.pop("lib", "") or (f"{WHEEL} {version}" if version else backend)
+    lib = options.pop("lib", "")
+    shown = "/".join(Path(lib).parts[-2:]) if lib.startswith("/") else lib
+    build = shown or (f"{WHEEL} {version}" if version else backend)
     return build, " ".join([options.pop("device", "CPU"), *(f"{k}={v}" for k, v in options.items())])
 
 
@@ -145,13 +177,17 @@ def _results(runs: Runs) -> list[Row[Fields]]:
     ]
     for m in (_fields(m) for m in runs.missing if m.value.count == 1):
         why = m.value["reason"]
-        lost = {"verdict": LOST, "taken": LOST, "counts": [LOST_COUNT], "detail": why, "reason": why}
+        lost = {"verdict": LOST, "cause": None, "taken": LOST, "counts": [LOST_COUNT], "detail": why, "reason": why}
         rows.append(_with(m, **named(subject(m.value["case"])), **lost))
     return rows
 
 
-def _causes(runs: Runs, index: Mapping[str, int]) -> list[Row[Fields]]:
-    """Return one row per cause; `first` is the index of the first document that has it."""
+def _causes(runs: Runs, index: Mapping[str, int], past: Trend) -> list[Row[Fields]]:
+    """Return one row per cause; `first` is the index of the first document that has it.
+
+    `history` has each run that decided one of its cases, oldest first, with their numbers.
+    """
+    told = {(d.digest, e.id, e.state): e for d in runs.documents if d.record.builds for e in d.record.builds.causes}
     return [
         Row(
             {
@@ -159,12 +195,23 @@ def _causes(runs: Runs, index: Mapping[str, int]) -> list[Row[Fields]]:
                 **{k: c.value.rank.get(k) for k in RANK},
                 "first": index[d.digest],
                 "command": command(proof.value),
+                "history": [_past(*run) for run in past.history(c.value)],
+                **_explained(told.get((c.document.digest, c.value.id, c.value.state))),
             },
             c.document,
             c.place,
         )
         for c, d, proof in zip(runs.causes, runs.first_seen(), runs.proofs(), strict=True)
     ]
+
+
+def _explained(e: Explained | None) -> dict[str, JSON]:
+    return {"note": e.note or None, "at": e.at or None} if e else {}
+
+
+def _past(d: Document, failed: int, passed: int) -> dict[str, JSON]:
+    where = {k: getattr(d.environment, k) for k in ("commit", "branch", "ci")}
+    return {"file": d.path.name, "run": d.run, "written": d.written, **where, "failed": failed, "passed": passed}
 
 
 def _result(r: Result) -> dict[str, JSON]:

@@ -106,11 +106,40 @@ function small(least, drawn) {
   return [...new Set(texts.filter((e) => size(e) < (e.getScreenCTM ? drawn : least)).map((e) => `${e.tagName} ${e.className.baseVal ?? e.className} ${size(e)}`))];
 }
 
-// What takes the focus and is no link, button, field or named region, or has no name.
+// What takes the focus and is no link, button, field or named region, or has no name, or has one without its own words;
+// links in a text that only a colour tells; columns without a head.
 function odd() {
   const known = "a[href], button, input, select, summary, main, .scroll[aria-label], code, pre";
   const named = (e) => e.ariaLabel || e.textContent.trim() || e.closest("label")?.textContent.trim();
+  const words = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
+  const renamed = (e) => e.ariaLabel && e.matches("a, button") && !words(e.ariaLabel).includes(words(e.textContent));
+  const hidden = (e) => !e.closest("td, th, nav, ul.others, .rows") && !e.querySelector(".badge, .name") && e.closest("p, li, dd, figcaption") && e.textContent.trim()
+    && e.closest("p, li, dd, figcaption").textContent.trim() !== e.textContent.trim() && !getComputedStyle(e).textDecorationLine.includes("underline");
   return all("[tabindex], a, button, input, select, summary")
-    .filter((e) => !e.matches(known) || !named(e))
+    .filter((e) => !e.matches(known) || !named(e) || renamed(e))
+    .concat(all("main a[href]").filter((e) => e.namespaceURI.endsWith("xhtml") && hidden(e)), all("th[scope=col]").filter((e) => !e.textContent.trim()))
     .map((e) => e.outerHTML.slice(0, 120));
+}
+
+// Words that a line ends within, other than behind a separator or before a bracket.
+function torn() {
+  const found = new Set(), range = new Range();
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const top = (node, from, to) => {
+    range.setStart(node, from);
+    range.setEnd(node, to);
+    return [...range.getClientRects()].map((r) => Math.round(r.top));
+  };
+  while (walk.nextNode()) {
+    const node = walk.currentNode;
+    if (node.parentElement.closest("script, style, svg, option, pre, .unseen") || !node.parentElement.getClientRects().length) continue;
+    for (const word of node.textContent.matchAll(/\S+/g)) {
+      const begin = word.index, end = begin + word[0].length;
+      if (new Set(top(node, begin, end)).size < 2) continue;
+      const at = [...word[0]].findIndex((_, k) => k && top(node, begin + k, begin + k + 1)[0] > top(node, begin + k - 1, begin + k)[0]);
+      const [before, after] = [word[0].slice(0, at), word[0].slice(at)];
+      if (at > 0 && (/\d[eE]-$/.test(before) || !/[-/,&?:…]$/.test(before)) && !/^[([]/.test(after)) found.add(`${before}|${after}`);
+    }
+  }
+  return [...found];
 }

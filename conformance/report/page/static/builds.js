@@ -47,7 +47,7 @@ function deviceOfBuild(backend) {
 function causesOfBuilds() {
   const t = tables.causes, found = new Map();
   for (let i = 0; i < t.count; i++) {
-    const { backend, smallest } = causeOf(i), device = report.devices[backend], k = BUILDS.findIndex((b) => b.devices[device] === backend);
+    const { backend, smallest } = causeOf(i), device = report.setups[backend]?.[1], k = BUILDS.findIndex((b) => b.devices[device] === backend);
     if (k < 0) continue;
     if (!found.has(smallest)) found.set(smallest, { devices: new Set(), causes: new Map(), last: k });
     const row = found.get(smallest);
@@ -98,17 +98,17 @@ function changedCode() {
     rows.sort((a, b) => b.failing - a.failing || a.is_shared - b.is_shared || b.cases - a.cases);
     return [
       h("h3", null, "What changed"),
-      h("p", null, `${c.name} against ${c.against}${range}`, c.note ? h("div", { class: "quiet" }, c.note) : ""),
-      rows.length ? scroller("Changed code", h("table", { class: "plain cards changed" },
-        h("thead", null, h("tr", null, ["changed", "", "cases", "runs", "failing"].map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x)))),
+      h("p", null, breakable(`${c.name} against ${c.against}${range}`), c.note ? h("div", { class: "quiet" }, c.note) : ""),
+      rows.length ? scroller(`Changed code of ${c.name}`, h("table", { class: "plain cards changed" },
+        h("thead", null, h("tr", null, ["changed", "kind", "cases", "runs", "failing"].map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x)))),
         h("tbody", null, rows.slice(0, CODE).map((r) => h("tr", null,
-          h("th", { scope: "row" }, r.name), h("td", null, `${r.is_new ? "new " : ""}${r.kind}`),
+          h("th", { scope: "row" }, breakable(r.name)), h("td", null, `${r.is_new ? "new " : ""}${r.kind}`),
           r.is_shared ? h("td", { class: "number", colspan: "3" }, "all cases") : [r.cases, r.tested].map((n) => h("td", { class: "number" }, count(n))),
           r.is_shared ? "" : h("td", { class: "number" }, r.failing ? badge(count(r.failing), LOOKS.FAIL) : "0")))))) : h("p", null, "No function, shader or kernel that a case reaches."),
       rows.length > CODE ? h("p", { class: "quiet" }, `and ${plural(rows.length - CODE, "more", "more")}`) : "",
-      left.length ? [h("h4", null, "Changed, and reached by no case"), h("p", { class: "untested" }, left.slice(0, CODE).map((r) => r.name).join(", "), left.length > CODE ? ` and ${count(left.length - CODE)} more` : "")] : "",
-      Object.keys(c.interface).length ? [h("h4", null, "Interface"), h("table", { class: "plain interface" }, h("tbody", null, Object.entries(c.interface).map(([what, texts]) =>
-        h("tr", null, h("th", { scope: "row" }, what), h("td", null, texts.slice(0, CODE).join("; "), texts.length > CODE ? ` and ${count(texts.length - CODE)} more` : "")))))] : "",
+      left.length ? h("details", null, h("summary", null, `${plural(left.length, "change")} that no case reaches`), h("p", { class: "untested" }, breakable(left.slice(0, CODE).map((r) => r.name).join(", ")), left.length > CODE ? ` and ${count(left.length - CODE)} more` : "")) : "",
+      Object.keys(c.interface).length ? h("details", null, h("summary", null, "Interface"), h("table", { class: "plain interface" }, h("tbody", null, Object.entries(c.interface).map(([what, texts]) =>
+        h("tr", null, h("th", { scope: "row" }, what), h("td", null, texts.slice(0, CODE).join("; "), texts.length > CODE ? ` and ${count(texts.length - CODE)} more` : "")))))) : "",
     ];
   });
 }

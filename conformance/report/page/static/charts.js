@@ -43,7 +43,7 @@ function histogram(backend, op) {
   const filter = { backend, ...(op && { op }) };
   const width = 360, height = 120, top = 14, w = width / list.length, most = Math.max(1, ...counts);
   const y = (n) => (n ? Math.max(2, (height * Math.log1p(n)) / Math.log1p(most)) : 0);
-  const bars = list.map((b, k) => counts[k] ? s("a", { href: link("results", { ...filter, budget_used: b.range }), "aria-label": `${plural(counts[k], "result")}: ${b.name}` },
+  const bars = list.map((b, k) => counts[k] ? s("a", { href: link("results", { ...filter, budget_used: b.range }) },
     s("title", null, `${plural(counts[k], "result")}: ${b.name}`),
     s("rect", { x: k * w, y: 0, width: w, height: top + height, class: "reach" }),
     s("rect", { x: k * w + 1, y: top + height - y(counts[k]), width: w - 2, height: y(counts[k]), class: b.over ? "bar over" : "bar" }),
@@ -56,7 +56,7 @@ function histogram(backend, op) {
   roving(svg, "a");
   const unchecked = rows.length - checked;
   return h("figure", { class: "panel" },
-    h("figcaption", null, h("strong", null, backend), h("span", { class: "quiet" }, " ",
+    h("figcaption", null, h("strong", null, breakable(nameOf(backend))), h("span", { class: "quiet" }, " ",
       rowsLink("results", { ...filter, budget_used: "..Infinity" }, count(checked)), " checked, ",
       rowsLink("results", { ...filter, budget_used: "none" }, count(unchecked)), " not checked; logarithmic heights")),
     checked ? svg : h("p", { class: "note" }, "Nothing was checked."),

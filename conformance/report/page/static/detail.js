@@ -3,17 +3,19 @@
 function caseLink(i, text, className) {
   const t = tables.results;
   const d = t.value("document", i);
-  return h("a", { href: link("case", { run: report.documents[d].run, row: t.value("row", i), document: d }), class: `row ${className || ""}` }, text || breakable(t.value("case", i)));
+  return h("a", { href: link("case", { run: report.documents[d].run, list: t.value("list", i), row: t.value("row", i), document: d }), class: `row ${className || ""}` }, text || breakable(t.value("case", i)));
 }
 
-// An id that breaks at its separators, never inside a word or a number.
+// An id that breaks at its separators, not inside a word or a number that fits into a line.
 function breakable(id) {
-  return h("span", { class: "ident" }, id.split(/(?<=[/,&?:]|(?<![=,(x[]|\d[eE])[-+])/).flatMap((part, k) => (k ? [h("wbr"), part] : [part])));
+  const parts = id.split(/(?<=[/,&?]|::|(?<![=,(x[]|\d[eE])[-+])|(?<=\w)(?=\()/);
+  const whole = (part) => part.split(/(\S*\d[eE]-\d\S*)/).map((x, k) => (k % 2 ? h("span", { class: "option" }, x) : x));
+  return h("span", { class: "ident" }, parts.flatMap((part, k) => [k ? h("wbr") : "", whole(part)]));
 }
 
 function caseSection(root, params) {
   const t = tables.results;
-  const found = select(t, new URLSearchParams({ document: params.get("document"), row: params.get("row") }));
+  const found = select(t, new URLSearchParams({ document: params.get("document"), list: params.get("list") ?? "results", row: params.get("row") }));
   if (found.length !== 1 || report.documents[params.get("document")]?.run !== params.get("run")) {
     return add(root, h("h2", null, "Result not found"), h("p", null, h("a", { href: "#results" }, "All results")));
   }
@@ -24,7 +26,7 @@ function caseSection(root, params) {
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
     h("h2", { class: "id" }, breakable(get("case"))),
     h("p", { class: "verdict" }, badge(get("verdict")), " on ", breakable(get("backend")), get("waived") ? ` (${get("waived")}, waived)` : "", get("fresh") ? " · fresh case, reported only" : ""),
-    get("detail") ? h("p", { class: "story" }, get("detail")) : "",
+    get("detail") ? h("p", { class: "story" }, breakable(get("detail"))) : "",
     get("cause") ? h("p", null, "Cause: ", causeLink(get("cause"), get("backend"))) : "",
     h("div", { class: "columns" },
       h("section", null, h("h3", null, "Numbers"), facts(numbersOf(i)), divergence(get("where")), failure(get("error"))),
@@ -48,26 +50,21 @@ function causeText(i) {
   return ["state", "sentence"].map((c) => tables.causes.value(c, i)).filter(Boolean).join(": ");
 }
 
-// The same, beside a badge that says the verdict.
+// Its sentence, beside badges of its verdict and its state.
 function causeTold(i) {
-  const verdict = tables.causes.value("verdict", i);
-  return causeText(i).replace(`: ${verdict}: `, ": ");
+  const [verdict, sentence] = ["verdict", "sentence"].map((c) => tables.causes.value(c, i));
+  return sentence.replace(`: ${verdict}: `, ": ");
 }
 
 const CAUSE_NAMES = new Set(Array.from({ length: tables.causes.count }, (_, i) => `${tables.causes.value("id", i)}\n${tables.causes.value("backend", i)}`));
 
 // A cause by its id and backend, which every run and build has the same; a cell may name one that no file here has.
 function causeLink(id, backend, text) {
-  return !CAUSE_NAMES.has(`${id}\n${backend}`) ? h("span", null, text || id) : h("a", { href: link("cause", { id, backend }), class: "row" }, text || id);
+  return !CAUSE_NAMES.has(`${id}\n${backend}`) ? h("span", null, text || id) : h("a", { href: link("cause", { id, backend }), class: "row" }, text || breakable(id));
 }
 
 // Case and backend -> the row of its newest result.
 const NEWEST = new Map(Array.from({ length: tables.results.count }, (_, i) => [`${tables.results.value("case", i)}\n${tables.results.value("backend", i)}`, i]));
-
-function seenFirst(i) {
-  const d = report.documents[tables.causes.value("first", i)];
-  return [when(d.written), h("div", { class: "source" }, `${d.file}, run ${d.run.slice(0, 8)}`)];
-}
 
 function causeSection(root, params) {
   const t = tables.causes;
@@ -81,14 +78,20 @@ function causeSection(root, params) {
   add(root,
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
     h("h2", null, causeTold(i)),
-    h("p", { class: "verdict" }, badge(verdict), " on ", breakable(backend)),
+    h("p", { class: "verdict" }, causeBadges(i), " on ", breakable(backend)),
     h("div", { class: "columns" },
       h("section", null, h("h3", null, "Facts"), causeFacts(i)),
       h("section", null, h("h3", null, "Reproduce its smallest case"), commands(smallest, backend, its("saved")),
         t.value("folder", i) ? h("p", null, "Bug report: ", h("code", null, t.value("folder", i))) : "")),
+    causeHistory(i),
     h("h3", null, "Smallest case"), h("p", null, proof === undefined ? breakable(smallest) : caseLink(proof)), graph(smallest, its("where")),
     h("h3", null, "Cases"), causeCases(i),
     h("h3", null, "Source"), h("p", null, sourceText(t, i)));
+}
+
+function affected(i) {
+  const [n, counted, of] = ["architectures", "counted", "of"].map((c) => tables.causes.value(c, i));
+  return n === null ? "" : counted < of ? `${number(n)} of ${number(counted)} checked architectures` : plural(n, "architecture");
 }
 
 function causeFacts(i) {
@@ -96,14 +99,24 @@ function causeFacts(i) {
   const conditions = t.value("conditions", i);
   return facts([
     ["id", t.value("id", i)],
-    ["op", t.value("op", i) || "–"],
-    ["conditions", conditions.length ? h("ul", { class: "others" }, conditions.map(([k, v]) => h("li", null, h("code", null, /^[<>=]/.test(v) ? `${k} ${v}` : `${k} = ${v}`)))) : "–"],
-    ["message", t.value("message", i) || "–"],
+    ["op", t.value("op", i)],
+    ["conditions", conditions.length ? h("ul", { class: "others" }, conditions.map(([k, v]) => h("li", null, h("code", null, /^[<>=]/.test(v) ? `${k} ${v}` : `${k} = ${v}`)))) : ""],
+    ["message", t.value("message", i) && breakable(t.value("message", i))],
     ["seen", t.value("seen", i) || "not confirmed"],
-    ["affected", t.value("architectures", i) === null ? "not counted" : t.value("counted", i) < t.value("of", i) ? `${t.value("architectures", i)} of ${t.value("counted", i)} checked architectures` : `${plural(t.value("architectures", i), "architecture")}`],
+    ["affected", affected(i)],
     ["matching nodes", `${number(t.value("failed", i))} failed, ${number(t.value("passed", i))} passed`],
-    ["first seen", seenFirst(i)],
-  ]);
+    ["since", sinceOf(i)],
+  ].filter(([, value]) => value));
+}
+
+// The runs that decided one of its cases, newest first.
+function causeHistory(i) {
+  const runs = tables.causes.value("history", i);
+  return runs.length < 2 ? "" : [h("h3", null, "History"), scroller("History", h("table", { class: "plain cards" },
+    h("thead", null, h("tr", null, ["run (UTC)", "state", "failed", "passed", "commit", "CI job", "file"].map((x) => h("th", { scope: "col" }, x)))),
+    h("tbody", null, [...runs].reverse().map((r) => h("tr", null, h("th", { scope: "row" }, when(r.written)),
+      h("td", null, r.failed ? badge("failed", LOOKS.FAIL) : badge("passed", LOOKS.PASS)), h("td", null, count(r.failed)), h("td", null, count(r.passed)),
+      h("td", null, commitText(r) ? h("code", null, commitText(r)) : "–"), h("td", null, r.ci ? outside(String(r.ci)) : "–"), h("td", null, breakable(r.file)))))))];
 }
 
 // Its cases, smallest first: those with a result here lead to it.
@@ -113,7 +126,7 @@ function causeCases(i) {
   const listed = [...new Set([...t.value("cases", i), ...rows.keys()])];
   const item = (name) => (rows.has(name) ? [badge(tables.results.value("verdict", rows.get(name))), " ", caseLink(rows.get(name))] : breakable(name));
   return [
-    h("p", null, figure("results", { cause: id, backend }), " results have this cause."),
+    h("p", null, figure("results", { cause: id, backend }), rows.size === 1 ? " result has this cause." : " results have this cause."),
     h("ul", { class: "others" }, listed.slice(0, CASES).map((name) => h("li", null, item(name)))),
     listed.length > CASES ? h("p", { class: "quiet" }, `and ${count(listed.length - CASES)} more`) : "",
   ];
@@ -177,8 +190,8 @@ function elsewhere(i) {
   const machines = new Set([i, ...others].map((k) => report.documents[t.value("document", k)].environment.machine)).size;
   if (!others.length && !lacking.length) return h("p", { class: "quiet" }, "No other backend in these runs.");
   return h("ul", { class: "others" },
-    others.map((k) => h("li", null, caseLink(k, [badge(t.value("verdict", k)), ` ${t.value("backend", k)}`]), machines > 1 ? h("span", { class: "quiet" }, ` machine ${report.documents[t.value("document", k)].environment.machine}`) : "")),
-    lacking.map((k) => h("li", null, badge("not run", LOOKS["not run"]), ` ${tables.missing.value("backend", k)}`)));
+    others.map((k) => h("li", null, caseLink(k, [badge(t.value("verdict", k)), " ", breakable(nameOf(t.value("backend", k)))]), machines > 1 ? h("span", { class: "quiet" }, ` machine ${report.documents[t.value("document", k)].environment.machine}`) : "")),
+    lacking.map((k) => h("li", null, badge("not run", LOOKS["not run"]), " ", breakable(nameOf(tables.missing.value("backend", k))))));
 }
 
 // As in conformance/report/graphview.py.
@@ -211,7 +224,11 @@ function graph(id, wrong) {
     s("defs", null, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7.5, refY: 4, markerWidth: 7, markerHeight: 7, markerUnits: "userSpaceOnUse", orient: "auto" },
       s("path", { d: "M0 0.5L8 4L0 7.5z", class: "arrow" }))),
     d.edges.map((p) => s("path", { d: p, class: "edge", "marker-end": "url(#arrow)" })), boxes);
-  requestAnimationFrame(() => fit(svg));
+  requestAnimationFrame(() => {
+    fit(svg);
+    const wrong = d.boxes.find(([node]) => culprit !== null && node === culprit), region = svg.parentElement;
+    if (wrong) region?.scrollTo(wrong[1] - region.clientWidth / 2, wrong[2] - region.clientHeight / 2);
+  });
   const kinds = [...new Set(d.boxes.map((b) => b[3]))];
   return [
     h("ul", { class: "legend" }, kinds.map((k) => h("li", null, s("svg", { viewBox: "0 0 14 14", class: "swatch graph", "aria-hidden": "true" }, s("g", { class: `box ${KIND_CLASSES[k]}` }, s("rect", { x: 1, y: 1, width: 12, height: 12, rx: 3 }))), ` ${k}`)),
@@ -265,7 +282,7 @@ function zoomable(label, svg) {
   const button = (text, name, key) => h("button", { type: "button", "aria-label": name, title: `${name} (${key})`, onclick: steps[key] }, text);
   return [
     h("div", { class: "bar", role: "group", "aria-label": `Size of the ${label.toLowerCase()}` },
-      button("−", "Smaller", "-"), button("+", "Larger", "+"), button("1:1", "Original size", "0"), button("Whole", "Fit", "f"), said),
+      button("−", "Smaller", "-"), button("+", "Larger", "+"), button("1:1", "1:1, original size", "0"), button("Whole", "Whole drawing", "f"), said),
     region,
   ];
 }

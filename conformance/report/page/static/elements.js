@@ -29,6 +29,15 @@ function brief(text, most = 44) {
   return text.length <= most ? text : `${text.slice(0, Math.floor(most / 3))}…${text.slice(text.length - Math.floor((2 * most) / 3) + 1)}`;
 }
 
+// Backends that are only the base of `conform build test`, and what is compared with them.
+const OLD = new Map(Object.entries(report.bases));
+
+// A backend for people: its device, and its build where several are shown; those outside `build test` by their name.
+function nameOf(backend) {
+  const [build, device] = report.setups[backend] || [];
+  return !device ? backend : OLD.has(backend) || report.builds.length > 1 ? `${build} on ${device}` : device;
+}
+
 function add(element, ...children) {
   return fill(element, null, children);
 }
@@ -126,8 +135,13 @@ function scroller(label, ...children) {
   return h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": label }, children);
 }
 
+// A command, whose options do not break after their hyphens.
+function commandText(command) {
+  return command.split(/(?= )/).map((word) => (/^ ?-/.test(word) ? h("span", { class: "option" }, word) : breakable(word)));
+}
+
 function copyable(command) {
-  const code = h("code", { tabindex: "0" }, command.split(/(?= )/).map((word) => (/^ ?-/.test(word) ? h("span", { class: "option" }, word) : breakable(word))));
+  const code = h("code", { tabindex: "0" }, commandText(command));
   const button = h("button", {
     type: "button",
     class: "copy",

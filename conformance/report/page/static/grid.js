@@ -92,7 +92,7 @@ function grid(table, spec) {
 
     function text(c, i) {
       const v = table.value(c.name, i);
-      return c.number ? (c.unit || number)(v) : v ?? "–";
+      return c.number ? (c.unit || number)(v) : v === null ? "–" : breakable(String(v));
     }
 
     function choose(select, values) {
@@ -116,5 +116,5 @@ function grid(table, spec) {
 }
 
 function source(table) {
-  return { name: "source", label: "row of the run", wide: true, show: (i) => h("span", { class: "source" }, sourceText(table, i)) };
+  return { name: "source", label: "row of the run", wide: true, show: (i) => h("span", { class: "source" }, breakable(sourceText(table, i))) };
 }

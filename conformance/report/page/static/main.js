@@ -7,9 +7,9 @@ const resultsGrid = grid(tables.results, {
   hint: "search case, backend, detail …",
   columns: [
     { name: "verdict", label: "verdict", bare: true, show: (i) => badge(tables.results.value("verdict", i)) },
-    { name: "case", label: "case", main: true, show: (i) => [caseLink(i), tables.results.value("detail", i) ? h("div", { class: "quiet clip" }, tables.results.value("detail", i)) : ""] },
+    { name: "case", label: "case", main: true, show: (i) => [caseLink(i), tables.results.value("detail", i) ? h("div", { class: "quiet clip" }, breakable(tables.results.value("detail", i))) : ""] },
     { name: "cause", label: "cause", show: (i) => (tables.results.value("cause", i) ? causeLink(tables.results.value("cause", i), tables.results.value("backend", i)) : "–") },
-    { name: "backend", label: "backend", show: (i) => breakable(tables.results.value("backend", i)) },
+    { name: "backend", label: "backend", show: (i) => breakable(nameOf(tables.results.value("backend", i))) },
     { name: "budget_used", label: "error", number: true, unit: share },
     { name: "nmse", label: "NMSE", number: true, wide: true },
     { name: "seconds", label: "time", number: true, wide: true, unit: duration },

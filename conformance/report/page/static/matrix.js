@@ -39,7 +39,7 @@ function worstFirst(backends) {
 
 function cell(c, filter) {
   const { word, look, filter: own } = standing(c);
-  const label = { "data-label": brief(filter.backend) };
+  const label = { "data-label": brief(nameOf(filter.backend)) };
   if (!own) return h("td", label, rowsLink("missing", filter, badge(word, look), `${word}: show the cases`));
   const counts = [
     ["passed", c.passed, { verdict: PASSED }],
@@ -61,7 +61,7 @@ function supportSection(root, params) {
   const t = tables.results;
   if (!t.count) return add(root, h("h2", null, "Support"), nothing("results", "conform run --json FILE"));
   add(root, h("h2", null, "Support"));
-  const backends = worstFirst(t.words("backend"));
+  const all = worstFirst(t.words("backend"));
   const state = { q: params.get("q") || "", state: params.get("state") || "", family: params.get("family") || "" };
   const byOp = new Map();
   for (let i = 0; i < t.count; i++) {
@@ -71,9 +71,14 @@ function supportSection(root, params) {
   }
   const rows = [...byOp].map(([key, indices]) => {
     const [family, op] = key.split("\n");
-    const cells = split(indices, "backend", backends).map(tally);
+    const cells = split(indices, "backend", all).map(tally);
     return { family, op, indices, cells, words: cells.map((c) => standing(c).look[1]) };
-  }).sort((a, b) => worst(a.words) - worst(b.words) || (a.family !== "ops") - (b.family !== "ops") || (a.op < b.op ? -1 : 1));
+  });
+  // a base stands beside its build where it differs
+  const kept = all.map((b, k) => !OLD.has(b) || rows.some(({ words }) => words[k] !== "notrun" && words[k] !== words[all.indexOf(OLD.get(b))]));
+  const backends = all.filter((_, k) => kept[k]);
+  for (const r of rows) for (const list of ["cells", "words"]) r[list] = r[list].filter((_, k) => kept[k]);
+  rows.sort((a, b) => worst(a.words) - worst(b.words) || (a.family !== "ops") - (b.family !== "ops") || (a.op < b.op ? -1 : 1));
   drawSupport(root);
   const body = h("tbody");
   const found = h("p", { class: "found", role: "status" });
@@ -91,7 +96,7 @@ function supportSection(root, params) {
       pick("state", Object.entries(states))),
     found,
     scroller("Support", h("table", { class: "matrix cards" },
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "op or family"), backends.map((b) => h("th", { scope: "col", title: b }, h("span", { class: "name" }, brief(b)))))),
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, "op or family"), backends.map((b) => h("th", { scope: "col", title: b }, h("span", { class: "name" }, breakable(brief(nameOf(b)))))))),
       body)));
   const settle = roving(body, "a, button");
   show();
@@ -159,7 +164,7 @@ const SQUARE = 14, LETTER = 7.6;
 
 // Op × type × backend as one drawing to quote: a square for each that ran, by its worst answer.
 function drawSupport(root) {
-  const t = tables.results, ops = new Map(), types = new Map(), backends = worstFirst(t.words("backend"));
+  const t = tables.results, ops = new Map(), types = new Map();
   for (const i of select(t, new URLSearchParams({ family: "ops" }))) {
     const [op, backend, type] = [t.value("op", i), t.value("backend", i), (t.value("type", i) || "").split("+")[0] || "–"];
     const key = `${type}\n${backend}`;
@@ -169,10 +174,14 @@ function drawSupport(root) {
   }
   if (!ops.size) return;
   const names = [...types.keys()].sort((a, b) => types.get(b) - types.get(a) || (a < b ? -1 : 1));
-  const used = backends.map((b) => names.filter((type) => [...ops.values()].some((cells) => cells.has(`${type}\n${b}`))));
+  const ran = (cells, type, b) => cells.get(`${type}\n${b}`), look = (of) => of && standing(tally(of)).look[1];
+  // of a base only the types that differ
+  const differs = (cells, type, b) => ran(cells, type, b) && (!OLD.has(b) || look(ran(cells, type, b)) !== look(ran(cells, type, OLD.get(b))));
+  const columns = worstFirst(t.words("backend")).map((b) => [b, names.filter((type) => [...ops.values()].some((cells) => differs(cells, type, b)))]).filter(([, own]) => own.length);
+  const backends = columns.map(([b]) => b), used = columns.map(([, own]) => own);
   const left = LETTER * Math.max(...[...ops.keys()].map((op) => op.length)) + 12;
   const top = 62 + LETTER * Math.max(...names.map((type) => type.length));
-  const wide = used.map((own, k) => Math.max(own.length * SQUARE, brief(backends[k]).length * LETTER) + 14);
+  const wide = used.map((own, k) => Math.max(own.length * SQUARE, brief(nameOf(backends[k])).length * LETTER) + 14);
   const starts = wide.map((_, k) => left + wide.slice(0, k).reduce((a, b) => a + b, 0));
   const rows = [...ops].sort((a, b) => (a[0] < b[0] ? -1 : 1)), under = top + rows.length * SQUARE;
   const title = document.querySelector("h1").textContent, legend = [["good", "passed"], ["bad", "some failed"], ["lost", "missing"], ["known", "known failures"], ["refused", "unsupported"]];
@@ -182,17 +191,17 @@ function drawSupport(root) {
   const svg = s("svg", { class: "picture", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Support of ${plural(rows.length, "op")} by type and backend` },
     s("rect", { class: "paper", width, height }),
     s("text", { class: "title", x: 8, y: 18 }, title), s("text", { x: 8, y: 34 }, `${when(report.made)} UTC, ggml-conformance ${report.version}`),
-    backends.map((b, k) => [s("text", { x: starts[k], y: 54 }, s("title", null, b), brief(b)),
+    backends.map((b, k) => [s("text", { x: starts[k], y: 54 }, s("title", null, b), brief(nameOf(b))),
       used[k].map((type, n) => s("text", { transform: `translate(${starts[k] + n * SQUARE + 11} ${top - 4}) rotate(-90)` }, type))]),
     rows.map(([op, cells], r) => [s("text", { x: 8, y: top + r * SQUARE + 11 }, op),
       backends.map((b, k) => used[k].map((type, n) => {
-        const of = cells.get(`${type}\n${b}`);
+        const of = ran(cells, type, b);
         if (!of) return "";
         const { word, look } = standing(tally(of));
         return square(look[1], starts[k] + n * SQUARE, top + r * SQUARE, `${op} ${type} on ${b}: ${word}`);
       }))]),
     legend.map(([look, word], k) => [square(look, places[k], under + 10), s("text", { x: places[k] + 18, y: under + 21 }, word)]));
-  add(root, scroller("Picture of the support", svg),
+  add(root, zoomable("Picture of the support", svg),
     h("p", null, h("button", { type: "button", onclick: () => saveDrawing(svg, "support.svg") }, "Save as SVG")));
 }
 

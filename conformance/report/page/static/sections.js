@@ -1,13 +1,17 @@
 // The overview; what did not run, and the runs themselves.
 
 function overviewSection(root) {
-  const t = tables.results;
-  add(root, h("h2", null, "Overview"), changedCode());
-  if (report.base) add(root, h("h3", null, "Compared with the base"), comparedCounts());
-  if (tables.causes.count) add(root, h("h3", null, plural(faults().length, "cause"), ", most urgent first"), causesList(), archCauses());
+  const t = tables.results, grouped = tables.causes.count;
+  add(root, h("h2", { class: "unseen" }, "Overview"));
+  if (report.base) add(root, h("h3", null, "Compared with ", breakable(report.base.names.slice(-3).join(", ")), report.base.names.length > 3 ? ` and ${count(report.base.names.length - 3)} more` : ""), comparedCounts());
+  if (grouped) add(root, h("h3", null, plural(faults().length, "cause"), faults().length > 1 ? ", most urgent first" : ""), causesList(), archCauses());
+  const others = t.count ? failures() : null;
+  if (others) add(root, h("h3", null, grouped ? "Other failures" : "Failures"), others);
+  add(root, changedCode());
   if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));
-  if (t.count) add(root, h("h3", null, tables.causes.count ? "Other failures" : "Failures"), failures());
-  add(root, h("h3", null, "Not run"), notRunSummary());
+  const gaps = gapsOfAll();
+  if (gaps.length) add(root, h("h3", null, "Not run"), h("ul", { class: "stories" }, gaps));
+  add(root, scopeOfAll());
 }
 
 const CAUSES = 50;
@@ -32,9 +36,34 @@ function verdictsOf(rows, side) {
 // What became of a cause's pairs since the base: verdicts of both sides only where they differ.
 function sinceBase(id) {
   const rows = select(tables.compared, new URLSearchParams({ cause: id })), moved = rows.filter((i) => tables.compared.value("before", i) !== tables.compared.value("after", i));
-  if (!report.base || !rows.length) return "";
-  if (!moved.length) return h("p", { class: "base-and-now" }, "same verdicts in the base");
-  return h("p", { class: "base-and-now" }, "base ", verdictsOf(moved, "before"), "→ now ", verdictsOf(moved, "after"), moved.length < rows.length ? ` (${count(rows.length - moved.length)} as in the base)` : "");
+  if (!report.base || !rows.length) return null;
+  if (!moved.length) return h("span", { class: "base-and-now" }, "same verdicts in the base");
+  return h("span", { class: "base-and-now" }, "base ", verdictsOf(moved, "before"), "→ now ", verdictsOf(moved, "after"), moved.length < rows.length ? ` (${count(rows.length - moved.length)} as in the base)` : "");
+}
+
+// Since when it fails: the first run of the failures that the newest run ends, and the last pass before.
+function sinceWhen(i) {
+  const runs = tables.causes.value("history", i), failing = runs.length - 1 - runs.findLastIndex((r) => !r.failed);
+  const told = (r) => [when(r.written), " UTC", commitText(r) ? [" at ", h("code", null, commitText(r))] : ""];
+  const [first, before] = [runs.at(-failing), runs.at(-failing - 1)];
+  if (!failing || runs.length < 2) return null;
+  return [h("div", null, historyOf(runs)), before ? ["failed ", told(first), ", passed ", told(before)] : [`in all ${count(runs.length)} runs, from `, told(first)]];
+}
+
+// Both, or else the first run that has the cause.
+function sinceOf(i) {
+  const note = tables.causes.value("note", i), since = [sinceBase(tables.causes.value("id", i)), note && breakable(note), sinceWhen(i)].filter(Boolean), first = report.documents[tables.causes.value("first", i)];
+  if (since.length) return since.map((text) => h("div", null, text));
+  return h("span", { class: "first" }, "first seen ", when(first.written), " UTC", report.documents.every((d) => d.run === first.run) ? ", the only run here" : ` in ${first.file}`);
+}
+
+const HISTORY = 30;
+
+// A sign per run, oldest first.
+function historyOf(runs) {
+  const shown = runs.slice(-HISTORY), signs = shown.map((r) => (r.failed ? "✗" : "✓"));
+  return h("span", { class: "history", role: "img", "aria-label": `${plural(shown.length, "run")}, oldest first: ${shown.map((r) => (r.failed ? "failed" : "passed")).join(", ")}` },
+    shown.map((r, k) => h("span", { class: r.failed ? "bad" : "good", title: `${when(r.written)} ${commitText(r)}: ${count(r.failed)} failed, ${count(r.passed)} passed` }, signs[k])));
 }
 
 function causesList() {
@@ -47,16 +76,30 @@ function causesList() {
 
 // What broke, where, since when, and the command that shows it.
 function causeCard(same) {
-  const t = tables.causes, i = same[0], { id, backend, verdict, smallest } = causeOf(i), proof = NEWEST.get(`${smallest}\n${backend}`);
-  const backends = same.map((j) => t.value("backend", j));
-  const counted = t.value("architectures", i) === null ? "" : t.value("counted", i) < t.value("of", i) ? `${number(t.value("architectures", i))} of ${number(t.value("counted", i))} checked architectures` : plural(t.value("architectures", i), "architecture");
+  const t = tables.causes, i = same[0], { id, backend, smallest } = causeOf(i), proof = NEWEST.get(`${smallest}\n${backend}`);
+  const backends = same.map((j) => t.value("backend", j)), cases = figureCount(id, backends);
+  const own = backends.filter((b) => !OLD.has(b));
+  const on = [...new Map((own.length ? own : backends).map((b) => [nameOf(b), b]))].map(([name, b], n) => [n ? ", " : "", b === backend ? breakable(name) : causeLink(id, b, breakable(name))]);
   return h("li", null,
-    h("h4", null, badge(verdict), " ", causeLink(id, backend, causeTold(i))),
-    h("p", { class: "quiet where" }, "on ", [...new Map(backends.map((b) => [report.devices[b] || b, b]))].map(([name, b], n) => [n ? ", " : "", b === backend ? breakable(name) : causeLink(id, b, breakable(name))])),
-    sinceBase(id),
-    h("p", { class: "quiet" }, figure("results", { cause: id, backend: backends }), figureCount(id, backends) === 1 ? " case: " : " cases, such as ", h("span", { class: "smallest" }, proof === undefined ? breakable(smallest) : caseLink(proof))),
-    h("p", { class: "quiet" }, counted ? `${counted}; ` : "", h("span", { class: "first" }, "first seen ", seenFirst(i))),
+    h("h4", null, causeBadges(i), " ", causeLink(id, backend, breakable(causeTold(i)))),
+    facts([
+      ["where", [h("span", { class: "where" }, on), t.value("at", i) ? `, in the ${t.value("at", i)}` : "", passesOn(smallest, backends), affected(i) ? `; ${affected(i)}` : ""]],
+      ["since", sinceOf(i)],
+      [cases === 1 ? "case" : "cases", [figure("results", { cause: id, backend: backends }), cases === 1 ? ": " : ", such as ", h("span", { class: "smallest" }, proof === undefined ? breakable(smallest) : caseLink(proof))]],
+    ]),
     copyable(t.value("command", i)));
+}
+
+function causeBadges(i) {
+  const [verdict, state] = ["verdict", "state"].map((c) => tables.causes.value(c, i));
+  return [badge(verdict), state ? [" ", badge(state)] : ""];
+}
+
+// Other backends of the same kind of run that pass the smallest case.
+function passesOn(smallest, backends) {
+  const t = tables.results, rows = select(t, new URLSearchParams([["case", smallest], ...PASSED.map((v) => ["verdict", v])]));
+  const names = rows.filter((k) => !OLD.has(t.value("backend", k)) && !backends.includes(t.value("backend", k)));
+  return names.length ? ["; passes on ", names.slice(0, 3).map((k, n) => [n ? ", " : "", caseLink(k, breakable(nameOf(t.value("backend", k))))]), names.length > 3 ? ` and ${count(names.length - 3)} more` : ""] : "";
 }
 
 function figureCount(cause, backend) {
@@ -75,14 +118,14 @@ function archCauses() {
     columns.add(plan);
     if (!rows.has(name)) rows.set(name, new Map());
     const plans = rows.get(name);
-    plans.set(plan, [...(plans.get(plan) || []), [causeLink(cause, backend), h("span", { class: "quiet" }, ` ${brief(backend)}`)]]);
+    plans.set(plan, [...(plans.get(plan) || []), [causeLink(cause, backend), h("span", { class: "quiet" }, " ", breakable(brief(nameOf(backend))))]]);
   }
   if (!rows.size) return "";
   const plans = [...columns].sort();
   return [
     h("h3", null, "Causes by architecture and plan"),
     scroller("Causes by architecture", h("table", { class: "matrix cards" },
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "architecture"), plans.map((p) => h("th", { scope: "col", title: p }, h("span", { class: "name" }, brief(p)))))),
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, "architecture"), plans.map((p) => h("th", { scope: "col", title: p }, h("span", { class: "name" }, breakable(brief(p))))))),
       h("tbody", null, [...rows].sort((a, b) => (a[0] < b[0] ? -1 : 1)).slice(0, ARCHITECTURES).map(([name, found]) =>
         h("tr", null, h("th", { scope: "row" }, name), plans.map((p) => h("td", null, (found.get(p) || ["–"]).map((x) => h("div", null, x))))))))),
     rows.size > ARCHITECTURES ? h("p", { class: "quiet" }, `and ${plural(rows.size - ARCHITECTURES, "more architecture")}`) : "",
@@ -91,7 +134,7 @@ function archCauses() {
 
 function backendsTable() {
   const t = tables.results;
-  const heads = ["backend", "", "failed", "missing", "known failures", "unsupported", "not run", "passed", "cases", ...(Object.keys(report.good).length ? ["last good run (UTC)"] : [])];
+  const heads = ["backend", "", "failed", "missing", "known", "unsupported", "not run", "passed", "cases", ...(Object.keys(report.good).length ? ["last good run (UTC)"] : [])];
   return h("table", { class: "plain cards" },
     h("thead", null, h("tr", null, heads.map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
     h("tbody", null, worstFirst(t.words("backend")).map((backend) => {
@@ -102,7 +145,8 @@ function backendsTable() {
       const after = [{ verdict: PASSED }, {}];
       const cells = (filters) => filters.map((f) => h("td", { class: "number" }, figure("results", { backend, ...f })));
       const lost = uncounted ? h("td", { class: "number" }, h("a", { href: "#notrun" }, count(c.lost))) : cells([{ verdict: LOST }]);
-      return h("tr", null, h("th", { scope: "row" }, breakable(backend), report.devices[backend] ? h("div", { class: "quiet" }, report.devices[backend]) : ""),
+      const [build, device] = report.setups[backend] || [];
+      return h("tr", null, h("th", { scope: "row", title: device && backend }, device ? [breakable(device), h("div", { class: "quiet" }, breakable(build))] : breakable(backend)),
         h("td", null, rowsLink("results", { backend, ...filter }, badge(word, look), `${word}: show the rows`)),
         cells([{ verdict: FAILED }]), lost, cells(before), h("td", { class: "number" }, figure("missing", { backend })), cells(after),
         heads.length > 9 ? h("td", { class: "number" }, report.good[backend] ? when(report.good[backend]) : "none") : "");
@@ -122,10 +166,10 @@ function noCasesRan() {
 
 function failures() {
   const t = tables.results;
-  const explained = tables.causes.count ? { cause: "none" } : {};
+  const explained = { ...(tables.causes.count && { cause: "none" }), ...(OLD.size && { backend: t.words("backend").filter((b) => !OLD.has(b)) }) };
   const rows = select(t, new URLSearchParams(link("", { verdict: FAILED, ...explained }).slice(2)));
   if (!anyRan()) return noCasesRan();
-  if (!rows.length) return h("p", null, badge(tables.causes.count ? "no other failure" : "no failure", ["✓", "good"]), " among ", figure("results", { taken: DECLARED }), " supported cases.");
+  if (!rows.length) return null;
   const groups = new Map();
   for (const i of rows) {
     const key = `${t.value("verdict", i)}\n${t.value("reason", i)}`;
@@ -152,22 +196,23 @@ const GROUPS = 10;
 function untriaged() {
   const t = tables.results, rows = select(t, new URLSearchParams(FAILED.map((v) => ["verdict", v])));
   const names = [...new Set(rows.map((i) => t.source(i).file))];
-  return h("div", { class: "note" }, h("p", null, "Not grouped by cause yet. This command finds the causes; then make the page again:"), names.slice(0, 3).map((name) => copyable(`conform triage ${quoted(name)} --json ${quoted(name)} -o bugs`)));
+  return h("div", { class: "note" }, h("p", null, "Not grouped by cause yet. This command finds the causes; then make the page again:"), names.slice(0, 3).map((name) => copyable(`conform triage ${quoted(name)} --json ${quoted(name)} -o bugs`)),
+    report.base ? "" : h("p", null, "An earlier run shows since when they fail: ", h("code", null, commandText("conform report RUN.json --against EARLIER.json -o DIR"))));
 }
 
 // Failures alike: their number, why, which ops and backends they are of, and one to begin with.
 function groupItem(rows) {
   const t = tables.results, i = rows[0], verdict = t.value("verdict", i), reason = t.value("reason", i);
   const filter = { verdict, reason, ...(tables.causes.count && { cause: "none" }) };
-  const counted = (column) => {
+  const counted = (column, name = (x) => x) => {
     const counts = new Map();
     for (const k of rows) counts.set(t.value(column, k), (counts.get(t.value(column, k)) || 0) + 1);
     const all = [...counts].sort((a, b) => b[1] - a[1]);
-    return all.slice(0, 6).map(([name, n]) => (counts.size > 1 && all[0][1] > 1 ? `${name} (${count(n)})` : name)).join(", ") + (all.length > 6 ? ` and ${all.length - 6} more` : "");
+    return all.slice(0, 6).map(([x, n]) => (counts.size > 1 && all[0][1] > 1 ? `${name(x)} (${count(n)})` : name(x))).join(", ") + (all.length > 6 ? ` and ${all.length - 6} more` : "");
   };
   return h("li", null,
-    badge(verdict), " ", h("strong", null, figure("results", filter)), rows.length === 1 ? " case" : " cases", ` of ${counted("op")} on ${counted("backend")}`,
-    h("p", { class: "story clip4", title: rows.length > 1 ? reason : null }, rows.length > 1 ? reason || "no detail" : t.value("detail", i) || "no detail"),
+    badge(verdict), " ", h("strong", null, figure("results", filter)), rows.length === 1 ? " case" : " cases", ` of ${counted("op")}`, t.words("backend").length > 1 ? [" on ", breakable(counted("backend", nameOf))] : "",
+    h("p", { class: "story clip4", title: rows.length > 1 ? reason : null }, breakable((rows.length > 1 ? reason : t.value("detail", i)) || "no detail")),
     h("p", { class: "quiet" }, rows.length > 1 ? "such as " : "", caseLink(i)),
     copyable(t.value("command", i)));
 }
@@ -177,21 +222,17 @@ function groupItem(rows) {
 const MATTERS = ["new", "worse", "lost coverage", "changed", "fixed", "still failing"];
 
 function comparedCounts() {
-  const { names } = report.base;
-  return [
-    h("p", null, report.states.filter((state) => select(tables.compared, new URLSearchParams({ state })).length).map((state) => [h("span", { class: "pair" }, figure("compared", { state }), " ", badge(state)), "  "]), h("a", { href: "#comparison" }, "by cause")),
-    h("p", { class: "quiet" }, `Base: ${names.slice(-3).join(", ")}${names.length > 3 ? ` and ${count(names.length - 3)} more` : ""}`),
-  ];
+  return h("p", null, report.states.filter((state) => select(tables.compared, new URLSearchParams({ state })).length).map((state) => [h("span", { class: "pair" }, figure("compared", { state }), " ", badge(state)), "  "]), h("a", { href: "#comparison" }, "by cause"));
 }
 
 function comparisonSection(root) {
   add(root, h("h2", null, "Comparison"));
   if (!report.base) return add(root, h("p", { class: "note" }, badge("not run", LOOKS["not run"]), " No base given: conform report RUN.json --against BASE.json -o DIR"));
   add(root,
-    h("p", { class: "about" }, "Each case on each backend, here and in the base. New: a failure that the base does not have. Lost coverage: it passed, and is now unsupported or not run. Changed: any other verdict, or another cause. Not run and added: only in the base, or only here."),
+    h("p", { class: "about" }, "Each case on each backend, here and in ", breakable(report.base.names.join(", ")), ", the base. New: a failure that the base does not have. Lost coverage: it passed, and is now unsupported or not run. Changed: any other verdict, or another cause. Not run and added: only in the base, or only here."),
     comparedCounts(),
     h("h3", null, "By cause"), comparedCauses(),
-    h("h3", null, "By backend"), comparedTable("backend", tables.compared.words("backend").map((backend) => [backend, { backend }])));
+    h("h3", null, "By backend"), comparedTable("backend", tables.compared.words("backend").map((backend) => [breakable(nameOf(backend)), { backend }])));
   const loose = select(tables.compared, new URLSearchParams([["cause", "none"], ["state", "new"], ["state", "worse"], ["state", "changed"]]));
   if (loose.length) add(root, h("h3", null, "New or changed, without a cause"), h("ul", { class: "stories" }, loose.slice(0, 30).map(comparedStory)),
     loose.length > 30 ? h("p", null, rowsLink("compared", { cause: "none", state: ["new", "worse", "changed"] }, `All ${count(loose.length)}`)) : "");
@@ -213,7 +254,7 @@ function comparedCauses() {
   const rows = [...found].sort(([, a], [, b]) => MATTERS.map((s) => b.n[s] - a.n[s]).find((d) => d) || 0);
   return comparedTable("cause", rows.map(([, { cause, text, backends }]) => {
     const backend = [...backends];
-    return [[causeLink(cause, backend[0], text), h("div", { class: "quiet" }, "on ", backend.map((b, k) => [k ? ", " : "", breakable(report.devices[b] || b)]))], { cause, backend }];
+    return [[causeLink(cause, backend[0], text), h("div", { class: "quiet" }, "on ", backend.map((b, k) => [k ? ", " : "", breakable(nameOf(b))]))], { cause, backend }];
   }));
 }
 
@@ -228,7 +269,7 @@ function comparedTable(what, rows) {
 function comparedStory(i) {
   const t = tables.compared;
   return h("li", null, badge(t.value("state", i)), " ", comparedCase(i), " on ", breakable(t.value("backend", i)), ": ", change(i),
-    h("p", { class: "story clip4" }, t.value("detail", i) || "no detail"));
+    h("p", { class: "story clip4" }, breakable(t.value("detail", i) || "no detail")));
 }
 
 // The case, as a link where this run has a result of it.
@@ -243,31 +284,33 @@ function change(i) {
   return before === after ? badge(after) : [badge(before), " → ", badge(after)];
 }
 
-// What did not run, in plain sight: one line each, with the reason.
-function notRunSummary() {
+// What did not run at all, in plain sight: one line each, with the reason.
+function gapsOfAll() {
   const lines = [];
   const note = (word, ...rest) => lines.push(h("li", null, badge(word, LOOKS[word]), " ", rest));
+  if (!anyRan()) lines.push(h("li", null, noCasesRan()));
   for (const d of report.documents.filter((x) => x.interrupted)) note(LOST, h("strong", null, d.file), ": interrupted: the run was killed before it wrote its record");
-  for (const [backend, n, why] of report.unlisted) note(LOST, h("strong", null, backend), `: ${plural(n, "case")}: ${why}`);
-  for (const [backend, why] of Object.entries(report.unavailable)) note("not run", h("strong", null, backend), `: not available: ${why}`);
-  for (const backend of tables.results.words("backend")) {
-    const n = select(tables.missing, new URLSearchParams({ backend })).length;
-    if (n) note("not run", h("strong", null, backend), ": ", figure("missing", { backend }), ` ${n === 1 ? "case" : "cases"} that another backend ran`);
-  }
+  for (const [backend, why] of Object.entries(report.unavailable)) note("not run", h("strong", null, breakable(backend)), `: not available: ${why}`);
   for (const level of Object.keys(report.planned)) {
     const filter = { backend: EVERY, known: `of level ${level}` };
     const n = select(tables.missing, new URLSearchParams(filter)).length;
     if (n) note("not run", h("strong", null, "level ", level), ": ", figure("missing", filter), ` of ${plural(report.planned[level].length, "case")} ran on no backend`);
   }
-  if (!anyRan()) lines.unshift(h("li", null, noCasesRan()));
-  if (!lines.length) return h("p", null, badge("complete", ["✓", "good"]), " Every known case ran.");
-  return h("ul", { class: "stories" }, lines);
+  return lines;
 }
 
 function notRunSection(root) {
-  add(root, h("h2", null, "Not run"), notRunSummary(), h("p", null, figure("missing", {}, { text: "Every case that did not run" })));
+  const lines = gapsOfAll();
+  for (const backend of tables.results.words("backend")) {
+    const n = select(tables.missing, new URLSearchParams({ backend })).length;
+    if (n) lines.push(h("li", null, badge("not run"), " ", h("strong", null, breakable(nameOf(backend))), ": ", figure("missing", { backend }), ` ${n === 1 ? "case" : "cases"} that another backend ran`));
+  }
+  const lost = lostCases();
+  add(root, h("h2", null, "Not run"), lost,
+    lines.length ? h("ul", { class: "stories" }, lines) : lost ? "" : h("p", null, badge("complete", ["✓", "good"]), " Every known case ran."),
+    h("p", null, figure("missing", {}, { text: "Every case that did not run" })));
   const levels = Object.entries(report.planned);
-  if (!levels.length) add(root, h("p", { class: "quiet" }, "To list the cases of a level that no run has: conform report --level NAME"));
+  if (!levels.length) add(root, h("p", { class: "quiet" }, "To list the cases of a level that no run has: ", h("code", null, commandText("conform report --level NAME"))));
 }
 
 function runsSection(root) {

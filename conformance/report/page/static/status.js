@@ -3,79 +3,65 @@
 const MOST_NAMED = 5;
 const FEW = 0.1;
 
-// What speaks against the runs, gravest first, and what needs a look though nothing failed.
+// What speaks against the runs, gravest first, and what needs a look though nothing failed. A base of `build test` is
+// only compared with.
 function standingOfAll() {
-  const { results: r } = tables;
+  const { results: r } = tables, backends = r.words("backend").filter((b) => !OLD.has(b)), own = OLD.size ? { backend: backends } : {};
   const n = (t, filter) => select(t, new URLSearchParams(link("", filter).slice(2))).length;
   const bad = [], look = [];
   const tell = (list, k, text, href) => k && list.push([`${count(k)} ${k === 1 ? text.replace(/\b(waiver|case)s\b/, "$1") : text}`, href]);
-  tell(bad, n(r, { verdict: FAILED, fresh: "none" }), "failed", link("results", { verdict: FAILED, fresh: "none" }));
+  const side = (i, name) => tables.compared.value(name, i);
+  const fresh = report.base && select(tables.compared, new URLSearchParams(FAILED.map((v) => ["after", v]))).filter((i) => !BAD.includes(side(i, "before"))).length;
+  tell(bad, n(r, { verdict: FAILED, fresh: "none", ...own }), `failed${report.base ? ` (${fresh ? count(fresh) : "none"} new)` : ""}`, link("results", { verdict: FAILED, fresh: "none", ...own }));
   const listed = n(r, { verdict: LOST });
-  tell(bad, listed + unlisted(), "missing", listed && !unlisted() ? link("results", { verdict: LOST }) : "#notrun");
+  for (const [why, k] of Object.entries(report.lacking)) tell(why === "lost" ? bad : look, k, why === "lost" ? "missing" : `missing (${why})`, listed === k && !unlisted() ? link("results", { verdict: LOST }) : "#notrun");
   if (!anyRan()) bad.push(["no cases ran", "#notrun"]);
-  for (const backend of r.words("backend")) {
+  for (const backend of backends) {
     const c = tally(select(r, new URLSearchParams({ backend })));
-    if (!c.passed && anyRan()) bad.push([`no case passed on ${brief(backend)}`, link("results", { backend })]);
-    else if (c.cases && c.declared < FEW * c.cases) look.push([`${brief(backend)} supports ${count(c.declared)} of ${plural(c.cases, "case")}`, link("results", { backend })]);
+    if (!c.passed && anyRan()) bad.push([`no case passed on ${nameOf(backend)}`, link("results", { backend })]);
+    else if (c.cases && c.declared < FEW * c.cases) look.push([`${nameOf(backend)} supports ${count(c.declared)} of ${plural(c.cases, "case")}`, link("results", { backend })]);
   }
   for (const d of report.documents) for (const b of Object.keys(d.asked || {})) {
-    if (d.asked[b] && !r.words("backend").includes(b)) bad.push([`${brief(b)} has no result`, "#runs"]);
+    if (d.asked[b] && !r.words("backend").includes(b)) bad.push([`${nameOf(b)} has no result`, "#runs"]);
   }
   tell(bad, report.documents.reduce((sum, d) => sum + d.waivers.length, 0), "waivers that fail a run", "#runs");
-  tell(look, n(r, { verdict: FAILED, fresh: "fresh" }), "fresh cases failed (reported only)", link("results", { verdict: FAILED, fresh: "fresh" }));
-  return { bad, look };
+  tell(look, n(r, { verdict: FAILED, fresh: "fresh", ...own }), "fresh cases failed (reported only)", link("results", { verdict: FAILED, fresh: "fresh", ...own }));
+  const of = n(r, own);
+  return { bad, look, passed: of ? [`${count(n(r, { verdict: PASSED, ...own }))} of ${plural(of, "case")} passed`, link("results", { verdict: PASSED, ...own })] : null };
 }
 
 function fillHeader() {
-  const { bad, look } = standingOfAll();
-  const t = tables.results;
+  const { bad, look, passed } = standingOfAll(), told = [...bad, ...look];
   const [word, kind] = bad.length ? ["✗", "bad"] : look.length ? ["?", "unsure"] : ["✓ No failures", "good"];
-  const told = [...bad, ...look];
-  const passed = select(t, new URLSearchParams(PASSED.map((v) => ["verdict", v]))).length;
   const title = [word, told[0]?.[0]].filter(Boolean).join(" ") + (report.subject ? `: ${report.subject}` : "");
-  add(document.querySelector("h1"), breakable(title));
-  const headline = document.getElementById("headline");
+  add(document.querySelector("h1"), title.split(" ").flatMap((part) => [breakable(part), " "]));
+  const headline = document.getElementById("headline"), more = told.length - MOST_NAMED;
   headline.className = `headline ${kind}`;
-  add(headline, h("strong", null, word), told.slice(0, MOST_NAMED).map(([text, href]) => [" ", h("a", { href }, text), h("span", null, ",")]),
-    told.length > MOST_NAMED ? ` and ${count(told.length - MOST_NAMED)} more,` : "",
-    t.count ? [" ", h("a", { href: link("results", { verdict: PASSED }) }, `${count(passed)} of ${plural(t.count, "case")} passed`)] : "");
-  if (!t.count) headline.querySelector("span:last-of-type")?.remove();
-  fillLost();
-  fillScope();
+  const parts = [...told.slice(0, MOST_NAMED), ...(more > 0 ? [[`${count(more)} more`, "#notrun"]] : []), ...(passed ? [passed] : [])];
+  add(headline, h("strong", null, word), parts.map(([text, href], k) => [k ? ", " : " ", h("a", { href }, breakable(text))]));
   fillOrigin();
   return title;
 }
 
 // How far the headline reaches: a line per backend and selection.
-function fillScope() {
-  if (!report.scopes.length) return;
-  add(document.getElementById("scope"), h("details", { open: report.scopes.length <= MOST_NAMED }, h("summary", null, "Scope"),
-    h("ul", { class: "stories" }, report.scopes.map((text) => h("li", null, text)))));
+function scopeOfAll() {
+  return report.scopes.length ? [h("h3", null, "Scope"), h("ul", { class: "stories" }, report.scopes.map(([text, further]) =>
+    h("li", null, breakable(text), "; more cases: ", copyable(further))))] : "";
 }
 
-// What was asked for and has no result stands above everything else, in every view.
-function fillLost() {
-  const t = tables.results, rows = select(t, new URLSearchParams({ verdict: LOST }));
-  if (!rows.length && !report.unlisted.length) return;
-  const counts = new Map();
-  for (const i of rows) counts.set(t.value("backend", i), (counts.get(t.value("backend", i)) || 0) + 1);
-  const total = rows.length + unlisted();
-  const lines = [
-    ...[...counts].map(([backend, n]) => h("li", null, rowsLink("results", { verdict: LOST, backend }, count(n)), ` on ${backend}${asked(backend)}`)),
-    ...report.unlisted.map(([backend, n, why]) => h("li", null, `${count(n)} on ${backend}${asked(backend)}: ${why}`)),
+// What was asked for and has no result: its number per backend, and the list.
+function lostCases() {
+  const rows = select(tables.results, new URLSearchParams({ verdict: LOST })), counts = new Map();
+  for (const i of rows) counts.set(tables.results.value("backend", i), (counts.get(tables.results.value("backend", i)) || 0) + 1);
+  if (!rows.length && !report.unlisted.length) return "";
+  const line = (backend, n, why) => h("li", null, badge(LOST), " ", n, " on ", breakable(nameOf(backend)), asked(backend), why ? ": " : "", why ? breakable(why) : "");
+  return [
+    h("p", null, `${plural(rows.length + unlisted(), "case was", "cases were")} requested and ${rows.length + unlisted() === 1 ? "has" : "have"} no result.`),
+    h("ul", { class: "stories" },
+      [...counts].map(([backend, n]) => line(backend, rowsLink("results", { verdict: LOST, backend }, count(n)))),
+      report.unlisted.map(([backend, n, why]) => line(backend, count(n), why))),
+    report.unlisted.length ? h("p", { class: "quiet" }, "To list the cases of a pattern: ", h("code", null, commandText("conform list cases --level LEVEL --case PATTERN"))) : "",
   ];
-  const list = h("ul", { class: "stories" });
-  const details = h("details", {
-    ontoggle: () => {
-      if (details.open && !list.childNodes.length) add(list, rows.slice(0, 200).map((i) => h("li", null, caseLink(i), ` on ${t.value("backend", i)}: `, h("span", { class: "quiet" }, t.value("detail", i) || "no reason given"))),
-        rows.length > 200 ? h("li", null, rowsLink("results", { verdict: LOST }, `All ${count(rows.length)}`)) : "");
-    },
-  }, h("summary", null, "List"), list);
-  add(document.getElementById("lost"), h("section", { class: "banner", role: "alert" },
-    h("p", null, h("strong", null, `! ${plural(total, "case is", "cases are")} missing`), ": requested, but without a result. The run is incomplete."),
-    h("ul", null, lines.slice(0, MOST_NAMED), lines.length > MOST_NAMED ? h("li", null, h("a", { href: "#notrun" }, `and ${count(lines.length - MOST_NAMED)} more`)) : ""),
-    report.unlisted.length ? h("p", { class: "quiet" }, "To list the cases of a pattern: ", h("code", null, "conform list cases --level LEVEL --case PATTERN")) : "",
-    rows.length ? details : ""));
 }
 
 // The number of cases without a result that have no row: of one backend, or of all.
@@ -91,6 +77,7 @@ function asked(backend) {
 // What was run where: each thing once, with the number of files that say it where they do not all.
 function fillOrigin() {
   const kinds = [
+    ["written", (d) => `${when(d.written)} UTC`],
     ["commit", (d) => commitText(d.environment)],
     ["CI job", (d) => (d.environment.ci ? String(d.environment.ci) : "")],
     ["run", (d) => d.run.slice(0, 8)],
@@ -102,8 +89,8 @@ function fillOrigin() {
     const found = [...new Set(report.documents.map(of).filter(Boolean))];
     if (!found.length && ["commit", "CI job"].includes(name)) rows.push([name, h("span", null, "not recorded")]);
     if (!found.length) continue;
-    const shown = found.slice(-3).map((text, k) => [k ? ", " : "", name === "CI job" ? outside(text) : name === "machine" || name === "settings" || name === "waivers" ? text : h("code", null, text)]);
-    rows.push([name, [shown, found.length > 3 ? [" and ", h("a", { href: "#runs" }, `${count(found.length - 3)} more`)] : ""]]);
+    const shown = found.slice(-1).map((text) => [name === "CI job" ? outside(text) : ["machine", "settings", "written"].includes(name) ? breakable(text) : h("code", null, text)]);
+    rows.push([name, [shown, found.length > 1 ? [" and ", h("a", { href: "#runs" }, `${count(found.length - 1)} more`)] : ""]]);
   }
   // folded on a phone, where it would push everything else down
   add(document.getElementById("origin"), h("details", { open: innerWidth > 640 }, h("summary", null, "Commit, machine and settings"),
