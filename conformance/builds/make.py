@@ -37,7 +37,8 @@ BETWEEN = "opencl.c"
 """Source of the library between ggml-opencl and libOpenCL."""
 _BETWEEN = "libconform-opencl.so"
 CHANGED = (
-    "on a device that is a CPU: called Intel if its name lacks that; built without -cl-unsafe-math-optimizations and "
+    "on a device that is a CPU: called Intel if its name lacks that; with cl_khr_subgroups if its OpenCL C has "
+    "sub-groups; built without -cl-unsafe-math-optimizations and "
     "-cl-fast-relaxed-math, with -Wno-incompatible-pointer-types"
 )
 """The changes that `BETWEEN` makes, for the record."""
