@@ -1,4 +1,4 @@
-"""Whose a fault of an emulated device is: its smallest case runs with the other drivers of this machine."""
+"""Library or driver: the smallest case of an emulated device runs with the other drivers of this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def with_drivers(
     """Return the causes with the drivers that ran their smallest cases, each in a fresh process.
 
     A driver that does not have the device, or is that of `info`, is left out, and so is a cause whose case does not
-    always fail alone: a pass with another driver would tell nothing. `runner` has opened nothing.
+    always fail alone, as a pass with another driver would be no evidence. `runner` has opened nothing.
     """
     causes = [replace(c, drivers=(OnDriver(info.driver, r.verdict, alike=True),)) for c, _, r in found]
     for driver in drivers(info.device):

@@ -50,7 +50,7 @@ class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Party(str, enum.Enum):
-    """Whose a fault is, as far as experiments tell."""
+    """The party at fault, as far as experiments show."""
 
     LIBRARY = "library"
     """It fails without an emulating driver, in the library's code for the host, or alike with two drivers."""
@@ -112,15 +112,15 @@ class Cause:
     state: str = ""
     """Comparison with the base (`report.compare.State`); empty if there is none."""
     drivers: tuple[OnDriver, ...] = ()
-    """Of a device that a CPU emulates: its driver, then others that ran the smallest case; else empty."""
+    """The driver of a device that a CPU emulates, then others that ran the smallest case; else empty."""
 
     @property
     def party(self) -> Party:
-        """Whose the fault is."""
+        """The party at fault."""
         return self.party_if(emulated=bool(self.drivers))
 
     def party_if(self, *, emulated: bool) -> Party:
-        """Return whose the fault is if a CPU emulates all devices that have it, or if not."""
+        """Return the party at fault if a CPU emulates all devices that have it, or if not."""
         others = self.drivers[1:]
         if not emulated or on_host(self.message) or any(d.alike for d in others):
             return Party.LIBRARY
