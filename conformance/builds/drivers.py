@@ -1,4 +1,4 @@
-"""Drivers of this machine for Vulkan and OpenCL, each with the variables that select it alone."""
+"""Drivers of this machine for Vulkan and OpenCL, with the variables that select each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Driver:
 
 
 def drivers(device: str) -> list[Driver]:
-    """Return the drivers for a device of ggml, such as `Vulkan0` or `GPUOpenCL`; none for others."""
+    """Return the drivers for a device such as `Vulkan0` or `GPUOpenCL`; none for others."""
     if device.startswith("Vulkan"):
         files = (p for folder in VULKAN for p in sorted(folder.glob("*.json")))
         return [Driver(p.name, {"VK_DRIVER_FILES": str(p), "VK_ICD_FILENAMES": str(p)}) for p in files]

@@ -1,4 +1,4 @@
-"""Library or driver: the smallest case of an emulated device runs with the other drivers of this machine."""
+"""Library or driver: smallest cases of an emulated device run with other drivers."""
 
 from __future__ import annotations
 

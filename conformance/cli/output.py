@@ -77,7 +77,7 @@ def line(text: str, *, err: bool = False) -> None:
 
 
 def cause_lines(causes: Iterable[Cause]) -> list[str]:
-    """Format causes, most urgent first: description, smallest case, and the drivers of an emulated device."""
+    """Format causes, most urgent first: description, smallest case, drivers if emulated."""
     lines = []
     for n, cause in enumerate(causes, 1):
         seen = f", {cause.seen}" if cause.seen else ""

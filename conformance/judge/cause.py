@@ -53,9 +53,9 @@ class Party(str, enum.Enum):
     """The party at fault, as far as experiments show."""
 
     LIBRARY = "library"
-    """It fails without an emulating driver, in the library's code for the host, or alike with two drivers."""
+    """It fails without an emulating driver, on the host, or alike with two drivers."""
     ONE_DRIVER = "driver, or library that relies on what it does not give"
-    """It passes with another driver: this one is wrong, or the library asks more of it than it says."""
+    """It passes with another driver: this one is wrong, or gives less than the library needs."""
     UNKNOWN = "library or its software driver"
     """No other driver ran it, or it failed there in another way."""
 
@@ -112,7 +112,7 @@ class Cause:
     state: str = ""
     """Comparison with the base (`report.compare.State`); empty if there is none."""
     drivers: tuple[OnDriver, ...] = ()
-    """The driver of a device that a CPU emulates, then others that ran the smallest case; else empty."""
+    """The driver of an emulated device, then others that ran the smallest case; else empty."""
 
     @property
     def party(self) -> Party:
@@ -120,7 +120,7 @@ class Cause:
         return self.party_if(emulated=bool(self.drivers))
 
     def party_if(self, *, emulated: bool) -> Party:
-        """Return the party at fault if a CPU emulates all devices that have it, or if not."""
+        """Return the party at fault, given whether a CPU emulates all devices that have it."""
         others = self.drivers[1:]
         if not emulated or on_host(self.message) or any(d.alike for d in others):
             return Party.LIBRARY

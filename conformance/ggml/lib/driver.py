@@ -1,6 +1,7 @@
-"""The driver of a device, asked of the loaders of Vulkan and OpenCL that a ggml library has loaded.
+"""The driver of a device, by the loaders of Vulkan and OpenCL in this process.
 
-ggml does not tell the driver. Its version decides which faults are known, and another driver tells whose a fault is.
+A ggml library has loaded them, but does not name the driver. Its version decides which faults are known, and another
+driver tells whose a fault is.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class WaiverBook:
         return cls({spec: waivers.parse(text, path)}, date.fromisoformat(day))
 
     def ask(self, info: Callable[[Spec], DeviceInfo]) -> None:
-        """Ask for the driver of each backend whose waivers name one; one that does not open has none."""
+        """Ask each backend whose waivers name a driver for its own; none if it does not open."""
         for spec, own in self._waivers.items():
             if any(w.driver for w in own.entries):
                 with suppress(ConformanceError):
