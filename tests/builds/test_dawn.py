@@ -44,7 +44,7 @@ def packages(tmp_path: Path) -> list[Path]:
     for folder in (addon / "linux-x64", addon / "linux-arm64", headers):
         folder.mkdir(parents=True)
     (tmp_path / "addon.c").write_text(ADDON, "utf-8")
-    words = ["cc", "-shared", "-fPIC", "-o", addon / "linux-x64" / "dawn.node", tmp_path / "addon.c"]
+    words = ["cc", "-shared", "-fPIC", "-o", str(addon / "linux-x64" / "dawn.node"), str(tmp_path / "addon.c")]
     subprocess.run(words, check=True)
     (addon / "linux-arm64" / "dawn.node").write_bytes(b"\x7fELF\x02\x01" + bytes(12) + b"\xb7\x00")
     (headers / "webgpu.h").write_text(HEADER, "utf-8")
