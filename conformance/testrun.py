@@ -49,6 +49,7 @@ from conformance.run.session.select import (
     fresh_ids,
     new_seed,
     parse_specs,
+    probe,
     record_of,
     reseeded,
 )
@@ -423,6 +424,8 @@ class TestRun:
         settings = chosen.settings
         if waivers is None:
             waivers = WaiverBook(settings.waivers_of(chosen.specs, chosen.waivers_path), today())
+            if not chosen.elsewhere:
+                waivers.ask(lambda spec: probe(spec, chosen.workers).info)
         self.waivers, self.active_settings = waivers, active_settings(settings, waivers)
         new = Beside(chosen.json_path, chosen.folder) if chosen.json_path else Journal(chosen.folder)
         self.journal = journal or new

@@ -21,6 +21,7 @@ from conformance.ggml.arithmetic import EXACT, GGML_CPU, UNDECLARED, Arithmetic,
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.context import refusal
+from conformance.ggml.lib.driver import driver_of
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.rpc import attach
@@ -148,12 +149,14 @@ class GgmlBackend(Backend):
     def info(self) -> DeviceInfo:
         """Return the library's version, its device, and the CPU features it uses."""
         lib, g = self._library, self._ggml
+        description = lib.description(self._device)
         versions = {"ggml": lib.version, "backend API": str(lib.api_version(self._device))}
         if lib.files and self._named:
             versions |= {"library": str(lib.files[0]), **lib.made}
+        if self._server is None and lib.device_type(self._device) != "CPU" and (driver := driver_of(description)):
+            versions["driver"] = driver
         if g.commit is not None and g.commit() != b"unknown":
             versions["commit"] = g.commit().decode()
-        description = lib.description(self._device)
         features = " ".join(lib.features(self._device))
         return DeviceInfo("ggml", self._name, f"{description} ({features})" if features else description, {**versions})
 

@@ -50,7 +50,12 @@ class DeviceInfo:
     device: str
     description: str
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Library -> version."""
+    """Library -> version; `driver`: name and version of the device's driver."""
+
+    @property
+    def driver(self) -> str:
+        """Name and version of the driver; empty if the device has none, or it is unknown."""
+        return self.versions.get("driver", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ SOURCE = "pypi:llama-cpp-python==0.3.36"
 """A package with the source of all backends, in the commands that are shown."""
 VULKAN = "npm:@node-llama-cpp/linux-x64-vulkan@3.22.1"
 """A package with ggml-vulkan, likewise."""
+DAWN = "npm:webgpu@0.6.2", "npm:react-native-webgpu@0.10.2"
+"""Packages with Dawn and its headers of the same version, likewise."""
 _OPS = "conform run --family ops --level smoke --backend"
 
 
@@ -64,6 +66,10 @@ def devices() -> list[Device]:
         f"{_OPS} 'ggml?lib=opencl&device=GPUOpenCL'",
     )
     vulkan = f"GGML_VK_VISIBLE_DEVICES=0 {_OPS} 'ggml?lib={VULKAN}&device=Vulkan0'"
+    webgpu = (
+        f"conform build make webgpu --from {SOURCE} --from {' --from '.join(DAWN)} -o webgpu",
+        f"{_OPS} 'ggml?lib=webgpu&device=WebGPU'",
+    )
     return [
         Device("CPU", (), (f"{_OPS} ggml",)),
         *(
@@ -71,6 +77,7 @@ def devices() -> list[Device]:
             for isa in ISAS
         ),
         Device("Vulkan on Mesa's lavapipe", (NPM, LOADER, LAVAPIPE), (vulkan,)),
+        Device("WebGPU on Mesa's lavapipe", (CMAKE, COMPILER, NPM, LOADER, LAVAPIPE), webgpu),
         Device(
             "OpenCL on Intel's runtime for CPUs",
             (CMAKE, COMPILER, *((APT,) if headers else ()), INTEL, INTEL_MATHS),

@@ -177,6 +177,11 @@ class Image:
         """Names of exported symbols."""
         return sorted({name for name, section in self._dynamic if section and name})
 
+    @property
+    def expected(self) -> list[str]:
+        """Names of functions and objects that it expects of other libraries."""
+        return sorted({name for name, section in self._dynamic if not section and name})
+
     @cached_property
     def relocations(self) -> dict[int, str | int]:
         """Address -> the symbol, or the address, that the loader writes there."""

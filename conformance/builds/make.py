@@ -22,22 +22,30 @@ from conformance.process import call
 
 from .archive import cache
 from .cross import cmake, compiled, run
+from .dawn import SOURCE as DAWN
+from .dawn import dawn
 from .emulator import unpacked
 from .isa import known
-from .source import libraries, source
+from .source import libraries, package, source
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "cpu": (),
     "opencl": ("GGML_OPENCL=ON", "GGML_OPENCL_USE_ADRENO_KERNELS=OFF"),
+    "webgpu": ("GGML_WEBGPU=ON",),
 }
 """Device -> options of cmake. Adreno's kernels run on no other device."""
 DEBIAN = "debian:"
 """Prefix of a package of Debian, which is unpacked without root."""
+NPM = "npm:"
+"""Prefix of a package of npm, which has parts of Dawn for `webgpu`."""
 BETWEEN = "opencl.c"
 """Source of the library between ggml-opencl and libOpenCL."""
 _BETWEEN = "libconform-opencl.so"
+_WRITTEN = {"opencl": BETWEEN, "webgpu": DAWN}
+"""Device -> our source of a library that its build links."""
 CHANGED = (
-    "on a device that is a CPU: called Intel if its name lacks that; built without -cl-unsafe-math-optimizations and "
+    "on a device that is a CPU: called Intel if its name lacks that; with cl_khr_subgroups if its OpenCL C has "
+    "sub-groups; built without -cl-unsafe-math-optimizations and "
     "-cl-fast-relaxed-math, with -Wno-incompatible-pointer-types"
 )
 """The changes that `BETWEEN` makes, for the record."""
@@ -64,7 +72,8 @@ def make(device: str, texts: Sequence[str], folder: Path, isa: str = "") -> Made
 
     Args:
         device: a key of `OPTIONS`.
-        texts: a folder, archive or package with source (`source.source`), and packages of Debian with headers.
+        texts: a folder, archive or package with source (`source.source`), packages of Debian with headers, and of
+            npm with Dawn.
         folder: is created; other files in it are kept.
         isa: a processor that is emulated, for `cpu`.
 
@@ -75,20 +84,27 @@ def make(device: str, texts: Sequence[str], folder: Path, isa: str = "") -> Made
     if device not in OPTIONS:
         raise unknown("device", device, OPTIONS)
     packages = [t.removeprefix(DEBIAN) for t in texts if t.startswith(DEBIAN)]
-    if len(texts) - len(packages) != 1:
+    parts = [t for t in texts if t.startswith(NPM)] if device == "webgpu" else []
+    trees = [t for t in texts if not t.startswith(DEBIAN) and t not in parts]
+    if len(trees) != 1:
         raise UsageError(f"one source of ggml and packages {DEBIAN}NAME expected, found {', '.join(texts)}")
-    tree = source(next(t for t in texts if not t.startswith(DEBIAN)))
+    tree = source(trees[0])
     text = " ".join(texts)
     if isa:
         tools = f"zig for {known(isa).name}"
         return _copied(compiled(tree, known(isa)), folder, {"made from": text, "compiler": tools})
     notes = {"made from": text, "compiler": _compiler()}
-    content = [str(tree), *packages, notes["compiler"], *OPTIONS[device], *_ORIGIN]
-    if device == "opencl":
-        between = (shipped.path() / "builds" / BETWEEN).read_bytes()
-        content.append(hashlib.sha256(between).hexdigest())
+    content = [str(tree), *packages, *parts, notes["compiler"], *OPTIONS[device], *_ORIGIN]
+    if device in _WRITTEN:
+        content.append(hashlib.sha256((shipped.path() / "builds" / _WRITTEN[device]).read_bytes()).hexdigest())
     below = cache() / "made" / f"{device}-{hashlib.sha256(' '.join(content).encode()).hexdigest()[:16]}"
     below.mkdir(parents=True, exist_ok=True)
+    if device == "webgpu":
+        own = dawn([package(p) for p in parts], below, _cc())
+        out = _copied(cmake(tree, below, [*OPTIONS[device], *_ORIGIN, f"Dawn_DIR={below}"]), folder, notes)
+        for path in own:
+            shutil.copy(path, folder)
+        return out
     if device != "opencl":
         return _copied(cmake(tree, below, [*OPTIONS[device], *_ORIGIN]), folder, notes)
     driver, headers = intel_driver(), [unpacked(p) / "usr" / "include" for p in packages]

@@ -2,6 +2,8 @@
 
    A device of another type is left as it is. Of a CPU it changes
    - the name, if it lacks "Intel": ggml-opencl refuses a device whose name has neither that nor Adreno or Qualcomm;
+   - its extensions, if its OpenCL C 3.0 has sub-groups: ggml-opencl asks for the extension, which also promises that
+     sub-groups make progress independently;
    - the options of a program: DROPPED, as Intel's runtime lacks functions that they lead to, such as exp_rm(half);
      and ADDED, as a current Clang refuses an assignment in ggml's rope.cl.
    CONFORM_OPENCL_DROP and CONFORM_OPENCL_ADD replace these, for experiments with a cache of kernels of their own. */
@@ -14,6 +16,7 @@
 #include <string.h>
 
 #define NAME "%s, a CPU called Intel"
+#define SUBGROUPS "cl_khr_subgroups"
 #define DROPPED "-cl-unsafe-math-optimizations -cl-fast-relaxed-math"
 #define ADDED "-Wno-incompatible-pointer-types"
 
@@ -53,17 +56,29 @@ static const char * chosen(const char * variable, const char * otherwise) {
     return value ? value : otherwise;
 }
 
+static int has_feature(cl_device_id device, const char * name) {
+    cl_name_version found[64];
+    size_t size = 0;
+    info_fn ask = (info_fn) real("clGetDeviceInfo");
+    if (ask(device, CL_DEVICE_OPENCL_C_FEATURES, sizeof found, found, &size) != CL_SUCCESS) return 0;
+    for (size_t i = 0; i < size / sizeof *found; i++)
+        if (!strcmp(found[i].name, name)) return 1;
+    return 0;
+}
+
 cl_int clGetDeviceInfo(cl_device_id device, cl_device_info what, size_t size, void * value, size_t * needed) {
-    char own[256], name[512];
-    cl_int error = CL_SUCCESS;
-    int named = what == CL_DEVICE_NAME && is_cpu(device);
-    if (named) error = ((info_fn) real("clGetDeviceInfo"))(device, what, sizeof own, own, NULL);
-    if (error != CL_SUCCESS || !named || strstr(own, "Intel"))
-        return ((info_fn) real("clGetDeviceInfo"))(device, what, size, value, needed);
-    size_t length = 1 + (size_t) snprintf(name, sizeof name, NAME, own);
+    info_fn ask = (info_fn) real("clGetDeviceInfo");
+    char own[8192], text[8192 + 64];
+    if ((what != CL_DEVICE_NAME && what != CL_DEVICE_EXTENSIONS) || !is_cpu(device))
+        return ask(device, what, size, value, needed);
+    cl_int error = ask(device, what, sizeof own, own, NULL);
+    if (error != CL_SUCCESS) return error;
+    int renamed = what == CL_DEVICE_NAME && !strstr(own, "Intel");
+    int extended = what == CL_DEVICE_EXTENSIONS && !strstr(own, SUBGROUPS) && has_feature(device, "__opencl_c_subgroups");
+    size_t length = 1 + (size_t) snprintf(text, sizeof text, renamed ? NAME : extended ? "%s " SUBGROUPS : "%s", own);
     if (needed) *needed = length;
     if (value && size < length) return CL_INVALID_VALUE;
-    if (value) memcpy(value, name, length);
+    if (value) memcpy(value, text, length);
     return CL_SUCCESS;
 }
 

@@ -104,6 +104,13 @@ def source(text: str) -> Path:
     )
 
 
+def package(text: str) -> Path:
+    """Return the folder of a package of npm or another archive; UnavailableError if absent."""
+    kind, colon, name = text.partition(":")
+    path = _download(kind, name) if colon and kind in _REGISTRIES else Path(text).absolute()
+    return unpack(path, cache() / "unpacked") if is_archive(path) else path
+
+
 def is_build(text: str) -> bool:
     """Return True if `locate` would read a package, folder, archive or library of this name."""
     kind, colon, _ = text.partition(":")

@@ -122,6 +122,7 @@ def execute(chunk: Chunk, worker: str = "", show: Callable[[Reply], None] | None
     try:
         runner = _runner(chunk)
         runner.waivers = WaiverBook.unpack(chunk.spec, chunk.waivers)
+        runner.waivers.ask(lambda spec: runner.backend(spec).info())
         runner.locates, runner.checks_stale_state = chunk.locates, chunk.checks_stale_state
         full = runner.batch_size(chunk.spec)
         pace = _HELD.paces.setdefault(chunk.spec, Pace(SLOW))  # most of a batch may crash

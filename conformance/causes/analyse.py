@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
 from math import isfinite
@@ -32,6 +32,7 @@ from .bug_report import alike, write_report
 from .bug_report.proof import plain_devices
 from .cause import digest, in_order, unique_ids
 from .confirm import Seen, confirm
+from .drivers import with_drivers
 from .failure import Failure, failure_of
 from .features import name_of
 from .group import Group, Nodes, cause_of
@@ -125,6 +126,12 @@ def _of_backend(
         causes = unique_ids([cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups])
         with _interruptible("counting architectures", progress):
             causes = count_architectures(causes, Deadline.after(min(COUNTING, seconds * AFTER / 2)), progress)
+        with _interruptible("running smallest cases with other drivers", progress):
+            backend = runner.backend(spec)
+            if backend.fragile:
+                found = [(c, g.proof.case, g.proof.result) for c, g in zip(causes, groups, strict=True)]
+                with closing(make()) as fresh:
+                    causes = with_drivers(found, spec, backend.info(), fresh, Deadline.after(seconds * AFTER))
         if folder is not None:
             with _interruptible("writing bug reports", progress):
                 for same in alike(causes):

@@ -28,7 +28,7 @@ def build() -> None:
 @build.command("make")
 @click.argument("device", type=click.Choice(list(OPTIONS)))
 @click.option("--from", "sources", metavar="SOURCE", required=True, multiple=True,
-              help="Source of ggml: folder, archive, pypi:NAME==VERSION; debian:NAME has headers.")  # fmt: skip
+              help="Source of ggml: folder, archive, pypi:NAME==VERSION; debian: has headers, npm: Dawn.")  # fmt: skip
 @click.option("-o", "--output", type=Folder, metavar="DIR", required=True, help="Put the libraries in DIR.")
 @ISA
 def build_make(device: str, sources: Sequence[str], output: Path, isa: str | None) -> None:

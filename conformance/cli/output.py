@@ -77,12 +77,13 @@ def line(text: str, *, err: bool = False) -> None:
 
 
 def cause_lines(causes: Iterable[Cause]) -> list[str]:
-    """Format each cause as two lines, most urgent first: its description and its smallest case."""
+    """Format causes, most urgent first: description, smallest case, drivers if emulated."""
     lines = []
     for n, cause in enumerate(causes, 1):
         seen = f", {cause.seen}" if cause.seen else ""
         hurt = f"; {cause.hits}" if cause.hits else ""
         lines += [f"{n:3}. {cause.id} on {cause.backend}{seen}: {cause.sentence}{hurt}", f"     {cause.smallest}"]
+        lines += [f"     {told}" for told in [cause.emulated] if told]
     return lines
 
 

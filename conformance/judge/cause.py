@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ import msgspec
 from conformance.case.case import JSON
 
 from .evidence import Count
+from .message import on_host
 from .verdict import Verdict
 
 ANY_OF = "|"
@@ -45,6 +47,30 @@ class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
             near = int(self.fails) == int(self.passes) + 1
             return "" if near else f" ({self.passes} passes, {self.fails} fails)"
         return f" ({self.passes} passes)" if self.passes else ""
+
+
+class Party(str, enum.Enum):
+    """The party at fault, as far as experiments show."""
+
+    LIBRARY = "library"
+    """It fails without an emulating driver, on the host, or alike with two drivers."""
+    ONE_DRIVER = "driver, or library that relies on what it does not give"
+    """It passes with another driver: this one is wrong, or gives less than the library needs."""
+    UNKNOWN = "library or its software driver"
+    """No other driver ran it, or it failed there in another way."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class OnDriver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The smallest case of a cause on the device of one driver."""
+
+    driver: str
+    """Name and version; empty if unknown."""
+    verdict: Verdict
+    alike: bool
+    """True if it fails as it does with the first driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +111,29 @@ class Cause:
     """For each of `conditions` but the op, in order: the values that show it."""
     state: str = ""
     """Comparison with the base (`report.compare.State`); empty if there is none."""
+    drivers: tuple[OnDriver, ...] = ()
+    """The driver of an emulated device, then others that ran the smallest case; else empty."""
+
+    @property
+    def party(self) -> Party:
+        """The party at fault."""
+        return self.party_if(emulated=bool(self.drivers))
+
+    def party_if(self, *, emulated: bool) -> Party:
+        """Return the party at fault, given whether a CPU emulates all devices that have it."""
+        others = self.drivers[1:]
+        if not emulated or on_host(self.message) or any(d.alike for d in others):
+            return Party.LIBRARY
+        return Party.ONE_DRIVER if any(d.verdict is Verdict.PASS for d in others) else Party.UNKNOWN
+
+    @property
+    def emulated(self) -> str:
+        """Sentence on the drivers and the party; empty if the device is not emulated."""
+        if not self.drivers:
+            return ""
+        own, *others = self.drivers
+        told = [f"{d.driver or 'another driver'}: {'alike' if d.alike else d.verdict}" for d in others]
+        return f"emulated by {', '.join([own.driver or 'an unknown driver', *told])}; at fault: {self.party}"
 
     @property
     def shown(self) -> dict[Condition, Neighbour]:

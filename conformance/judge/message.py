@@ -30,6 +30,8 @@ _TEXTLESS = re.compile(r": [\w.-]{1,100}:[0-9]{1,9}: fatal error$")
 """ggml's `GGML_ABORT("fatal error")`."""
 _SHAPE = re.compile(r"[\[({][-?.#,x;:\s]*[\])}]")
 _LONGEST = 240
+_ON_HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
+"""Messages with which ggml aborts."""
 DIED, DAMAGED = "its process died", "the heap is damaged"
 _DIED = re.compile(rf"{DIED} \([^)]*\)(?:: {DAMAGED})?")
 
@@ -37,6 +39,11 @@ _DIED = re.compile(rf"{DIED} \([^)]*\)(?:: {DAMAGED})?")
 def by_damage(kind: str) -> bool:
     """Return True if a crash of this kind may be damaged memory, which varies at random."""
     return _DIED.fullmatch(kind) is not None
+
+
+def on_host(message: str) -> bool:
+    """Return True if ggml itself ended with this innermost message, so no driver is at fault."""
+    return _ON_HOST.search(message) is not None
 
 
 def innermost(error: Error) -> str:

@@ -10,6 +10,7 @@ A file has any number of
     reason = "supports_op takes F16, the kernel has no branch for it"
     link = "https://…"
     expiry = 2027-03-31                           # the last day on which it is valid
+    driver = "rusticl 25.0.*"                     # glob over name and version of the device's driver; optional
 
 A waiver excuses exactly this failure: a covered case that passes is XPASS, and one with more than `MUCH` times the NMSE
 stays FAIL. So does an output of zeros, or with NaN or Inf, unless `wrong = "zeros"` or `wrong = "not finite"` replaces
@@ -38,7 +39,7 @@ from .wrong import KINDS, Wrong, worse
 
 WAIVABLE = tuple(v for v in Verdict if v in FAILURES and v is not Verdict.XPASS)
 """Verdicts that a waiver may expect."""
-KEYS = ("case", "except", "verdict", "nmse", "wrong", "reason", "link", "expiry")
+KEYS = ("case", "except", "verdict", "nmse", "wrong", "reason", "link", "expiry", "driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Waiver:
     excepted: tuple[str, ...] = ()
     granted: Wrong | None = None
     """Known error of its cases, for a FAIL; None if not stated: then the waiver excuses nothing."""
+    driver: str = ""
+    """Glob over name and version of the device's driver; empty for any driver, or none."""
 
     def covers(self, case_id: str) -> bool:
         """Return True if its globs match this case."""
@@ -97,6 +100,14 @@ class Waivers:
     entries: tuple[Waiver, ...]
     text: str
     """Content of the file."""
+    driver: str = ""
+    """Name and version of the driver of the device; empty if it has none, or it is unknown."""
+
+    @property
+    def applying(self) -> list[tuple[int, Waiver]]:
+        """The entries for this driver, with their indices."""
+        entries = enumerate(self.entries)
+        return [(i, w) for i, w in entries if not w.driver or fnmatch.fnmatchcase(self.driver, w.driver)]
 
     def where(self, index: int) -> str:
         """Return the place of an entry, for messages."""
@@ -126,7 +137,9 @@ def _waiver(table: Mapping[str, Any], where: str) -> Waiver:
     expect(is_list, f"{where} except", "a list of globs", excepted)
     expiry, verdict = _day(table.get("expiry"), f"{where} expiry"), Verdict(table["verdict"])
     granted = _granted(table, where, verdict)
-    return Waiver(table["case"], verdict, table["reason"], table["link"], expiry, tuple(excepted), granted)
+    driver = table.get("driver", "")
+    expect(isinstance(driver, str) and ("driver" not in table or driver != ""), f"{where} driver", "a glob", driver)
+    return Waiver(table["case"], verdict, table["reason"], table["link"], expiry, tuple(excepted), granted, driver)
 
 
 def _granted(table: Mapping[str, Any], where: str, verdict: Verdict) -> Wrong | None:
@@ -165,7 +178,7 @@ def _day(value: object, where: str) -> date:
 
 def waive(waivers: Waivers, result: Result, today: date) -> Result:
     """Apply waivers to `result`: XFAIL if it fails as one of them expects, XPASS if it passes."""
-    covering = [(i, w) for i, w in enumerate(waivers.entries) if w.covers(result.case)]
+    covering = [(i, w) for i, w in waivers.applying if w.covers(result.case)]
     holding = [(i, w) for i, w in covering if not w.expired(today)]
     if result.verdict is Verdict.PASS and holding:
         index, waiver = holding[0]
@@ -212,13 +225,15 @@ def problems(
     """
     counted = [r for r in results if not r.fresh]
     families = tuple(dict.fromkeys(r.case.partition("/")[0] for r in counted))
-    out = []
+    out, applying = [], dict(waivers.applying)
     for i, waiver in enumerate(waivers.entries):
         mine = [r for r in counted if waiver.covers(r.case)]
         sentence, excepted, stated = "", (), ""  # type: tuple[str, tuple[str, ...], str]
         failing = [r for r in mine if r.verdict is Verdict.FAIL is waiver.verdict]
         if waiver.expired(today):
             sentence = _expired(waiver, mine)
+        elif i not in applying:
+            continue
         elif failing and waiver.granted is None:
             stated = _stated(Wrong.worst(r.wrong for r in failing if r.wrong is not None))
             sentence = f"does not state the accepted error; {len(failing)} of this run fail; add {stated}"

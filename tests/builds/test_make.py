@@ -27,21 +27,26 @@ CL = """\
 #define CL_INVALID_VALUE (-30)
 #define CL_DEVICE_TYPE 0x1000
 #define CL_DEVICE_NAME 0x102B
+#define CL_DEVICE_EXTENSIONS 0x1030
+#define CL_DEVICE_OPENCL_C_FEATURES 0x106F
 #define CL_PROGRAM_DEVICES 0x1163
 #define CL_DEVICE_TYPE_CPU 2
 typedef int cl_int; typedef unsigned cl_uint; typedef unsigned long cl_device_type; typedef cl_uint cl_device_info;
 typedef void * cl_device_id; typedef void * cl_program;
+typedef struct { unsigned version; char name[64]; } cl_name_version;
 cl_int clGetProgramInfo(cl_program, cl_uint, size_t, void *, size_t *);
 """
 """The declarations of CL/cl.h that `opencl.c` needs."""
 DRIVER = """\
 #include <string.h>
 #include <CL/cl.h>
-char name[64], options[256]; cl_device_type type;
+char name[64], extensions[64], options[256]; cl_device_type type; cl_name_version feature;
 cl_int clGetDeviceInfo(cl_device_id d, cl_device_info what, size_t size, void * value, size_t * needed) {
     if (needed) *needed = strlen(name) + 1;
     if (value && what == CL_DEVICE_TYPE) memcpy(value, &type, size);
     if (value && what == CL_DEVICE_NAME) strcpy(value, name);
+    if (value && what == CL_DEVICE_EXTENSIONS) strcpy(value, extensions);
+    if (what == CL_DEVICE_OPENCL_C_FEATURES) memcpy(value, &feature, *needed = sizeof feature);
     return CL_SUCCESS;
 }
 cl_int clGetProgramInfo(cl_program p, cl_uint w, size_t s, void * v, size_t * n) { *(void **) v = p; return 0; }
@@ -205,12 +210,23 @@ for kind, given, expected, options in (
     told = (ctypes.c_char * 256).in_dll(real, "options").value
     assert told == options, told
 assert ours.clGetDeviceInfo(device, 0x102B, ctypes.c_size_t(64), found, None) == 0
+for kind, feature, given, expected in (
+    (2, b"__opencl_c_subgroups", b"cl_khr_fp16", b"cl_khr_fp16 cl_khr_subgroups"),
+    (2, b"__opencl_c_subgroups", b"cl_khr_subgroups", b"cl_khr_subgroups"),
+    (2, b"__opencl_c_images", b"cl_khr_fp16", b"cl_khr_fp16"),
+    (4, b"__opencl_c_subgroups", b"cl_khr_fp16", b"cl_khr_fp16"),
+):
+    ctypes.c_ulong.in_dll(real, "type").value = kind
+    (ctypes.c_char * 68).in_dll(real, "feature").raw = bytes(4) + feature.ljust(64, bytes(1))
+    (ctypes.c_char * 64).in_dll(real, "extensions").value = given
+    assert ours.clGetDeviceInfo(device, 0x1030, ctypes.c_size_t(64), found, None) == 0
+    assert found.value == expected, found.value
 """
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_only_a_cpu_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name has Intel, two flags go and one comes; a GPU and a name that has Intel stay as they are."""
+    """Its name has Intel, its sub-groups are an extension, two flags go and one comes; a GPU stays as it is."""
     (tmp_path / "CL").mkdir()
     (tmp_path / "CL" / "cl.h").write_text(CL, "utf-8")
     (tmp_path / "driver.c").write_text(DRIVER, "utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import date, timedelta
 from math import inf
 from pathlib import Path
@@ -14,13 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sessions_of_pytest import session
 
+from conformance.backend.interface import DeviceInfo
+from conformance.backend.registry import Spec
 from conformance.cli import main
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge import waivers
 from conformance.judge.evidence import Error
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.judge.waivers import WAIVABLE, Problem, Waiver, Waivers, parse, proposal, waive
 from conformance.judge.wrong import Wrong
+from conformance.run.session.settings import WaiverBook
 from conformance.suite import FAMILIES
 
 TODAY = date(2026, 6, 15)
@@ -206,6 +210,33 @@ def test_what_is_refused_now_needs_no_waiver() -> None:
     assert not _problems(_waivers(_waiver()), refused, listed=("f/a", "f/b"))
 
 
+@pytest.mark.parametrize(("driver", "holds"), [("rusticl 25.0.7-2", True), ("rusticl 25.1.0", False), ("", False)])
+def test_a_waiver_of_a_driver_holds_for_its_versions_only(driver: str, *, holds: bool) -> None:
+    """Elsewhere it excuses nothing, no pass is an XPASS, and none of its problems count but its expiry."""
+    text = _entry("f/a").replace("nmse", 'driver = "rusticl 25.0.*"\nnmse')
+    w = replace(parse(text, "w.toml"), driver=driver)
+    assert waive(w, _failed("f/a"), TODAY).verdict is (Verdict.XFAIL if holds else Verdict.FAIL)
+    passed = waive(w, Result("f/a", "b", Verdict.PASS), TODAY)
+    assert passed.verdict is (Verdict.XPASS if holds else Verdict.PASS)
+    assert bool(_problems(w, passed, listed=("f/a",))) is holds
+    assert _problems(replace(w, entries=parse(text.replace("2099", "2020"), "w.toml").entries), passed)
+
+
+def test_only_a_backend_whose_waivers_name_a_driver_is_asked_for_it() -> None:
+    """One that does not open has none, and its waivers of drivers do not apply."""
+    asked = {s: parse(_entry("f/a") + f'driver = "{s}"\n', "w.toml") for s in map(Spec, ("mesa", "lost"))}
+    book = WaiverBook({**asked, Spec("plain"): _waivers(_waiver("f/a"))}, TODAY)
+
+    def info(spec: Spec) -> DeviceInfo:
+        if spec.name != "mesa":
+            raise UnavailableError(spec.name)
+        return DeviceInfo("ggml", "Vulkan0", "", {"driver": "mesa"})
+
+    book.ask(info)
+    results = [book.apply(s, _failed("f/a")).verdict for s in map(Spec, ("mesa", "lost", "plain"))]
+    assert results == [Verdict.XFAIL, Verdict.FAIL, Verdict.XFAIL]
+
+
 def test_fresh_cases_prove_nothing_about_waivers() -> None:
     """A fresh case that passes under a wide glob does not fail the run."""
     fresh = Result("f/a", "b", Verdict.XPASS, fresh=True)
@@ -235,6 +266,8 @@ def test_fresh_cases_prove_nothing_about_waivers() -> None:
         (_entry("f/*") + 'wrong = "zeros"', "waiver 1 nmse: nothing beside wrong = zeros expected, 0.0001 found"),
         (_entry("f/*", "CRASH") + "nmse = 1", "waiver 1 nmse: nothing for CRASH, which has no numbers, expected"),
         (_entry("f/*") + 'except = "f/a"\n', "waiver 1 except: a list of globs expected"),
+        (_entry("f/*") + 'driver = ""\n', "waiver 1 driver: a glob expected"),
+        (_entry("f/*") + "driver = 1\n", "waiver 1 driver: a glob expected"),
     ],
 )
 def test_a_malformed_file_is_one_line(text: str, says: str) -> None:
@@ -341,6 +374,18 @@ def test_a_run_with_stale_waivers_fails_and_says_so(tmp_path: Path) -> None:
     assert f"--- {path}" in result.output
     assert '-case = "ops/GONE-*"' in result.output
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_waiver_of_another_driver_does_not_concern_a_run(tmp_path: Path, jobs: str) -> None:
+    """The CPU has no driver: the crash stands, and the pass is a pass."""
+    path = tmp_path / "w.toml"
+    named = 'driver = "llvmpipe *"\n'
+    path.write_text(_entry(CRASHES, "CRASH") + named + _entry(PASSES) + named)
+    command = ("run", "--backend", "ggml", "--case", CRASHES, "--case", PASSES, "--jobs", jobs)
+    result = _conform(*command, "--waivers", str(path))
+    assert (result.exit_code, "1 PASS, 1 CRASH" in result.output) == (1, True), result.output
+    assert "waivers fail this run" not in result.output
 
 
 def test_an_expired_waiver_alone_fails_a_run_that_passes(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ def _problem(cause: Cause, case: Case, result: Result, what: Proof, also: Sequen
         yield from _numbers(result)
     if what.limit:
         yield _prose(what.limit)
+    if cause.emulated:
+        yield f"The device is {_prose(cause.emulated)}."
     times = cause.seen.partition(" of ")
     if cause.seen and cause.seen != ALWAYS and times[0] != times[2]:
         yield f"It does not fail every time: {_prose(cause.seen)}."

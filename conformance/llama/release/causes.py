@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,8 +26,6 @@ FINDING = 0.85
 NOT_AGAIN = "not run again (time limit)"
 AFTER = "after "
 """Prefix of `Cause.seen` if another case must run first."""
-_HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
-"""Pattern for the messages with which ggml aborts."""
 
 
 class CauseSearch(Protocol):
@@ -64,14 +61,9 @@ class SharedCause:
     """Backend, as named in results -> ids of its cases that fail with this cause."""
 
     def at(self, targets: Sequence[Target]) -> str:
-        """Return the possible location of the bug: the library, or perhaps a software driver.
-
-        A driver may be at fault for wrong numbers and crashes that occur under software drivers alone. A failed
-        assertion is always the library's, since it runs on the host.
-        """
+        """Return the party at fault: only failures under software drivers alone may be a driver's."""
         software = {t.name for t in targets if t.software}
-        host = bool(_HOST.search(self.cause.message))
-        return "library" if host or not software.issuperset(self.devices) else "library or its software driver"
+        return str(self.cause.party_if(emulated=software.issuperset(self.devices)))
 
     def to_json(self, targets: Sequence[Target]) -> dict[str, JSON]:
         """Return its entry in the record's `builds`."""

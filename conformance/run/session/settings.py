@@ -19,7 +19,8 @@ the user chose the settings with `--config` (`untrusted.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any, cast
 
 from conformance import shipped
 from conformance.backend import registry
+from conformance.backend.interface import DeviceInfo
 from conformance.backend.registry import Named, Spec
 from conformance.case import strict
 from conformance.case.case import JSON
@@ -166,7 +168,7 @@ class WaiverBook:
     """The waivers of a run's backends, as of one day."""
 
     def __init__(self, waivers: Mapping[Spec, Waivers], today: date) -> None:
-        self._waivers = waivers
+        self._waivers = dict(waivers)
         self._today = today
 
     def to_json(self) -> dict[str, JSON]:
@@ -186,6 +188,13 @@ class WaiverBook:
         path, text, day = words
         return cls({spec: waivers.parse(text, path)}, date.fromisoformat(day))
 
+    def ask(self, info: Callable[[Spec], DeviceInfo]) -> None:
+        """Ask each backend whose waivers name a driver for its own; none if it does not open."""
+        for spec, own in self._waivers.items():
+            if any(w.driver for w in own.entries):
+                with suppress(ConformanceError):
+                    self._waivers[spec] = replace(own, driver=info(spec).driver)
+
     def of(self, spec: Spec) -> Sequence[object]:
         """Return the known failures of a backend."""
         return self._waivers[spec].entries if spec in self._waivers else ()
@@ -196,8 +205,8 @@ class WaiverBook:
 
     def verdicts(self, spec: Spec, case_id: str) -> list[Verdict]:
         """Return the verdicts that waivers of `spec` expect of a case."""
-        entries = self._waivers[spec].entries if spec in self._waivers else ()
-        return [w.verdict for w in entries if w.covers(case_id)]
+        entries = self._waivers[spec].applying if spec in self._waivers else ()
+        return [w.verdict for _, w in entries if w.covers(case_id)]
 
     def expects(self, spec: Spec, case_id: str, verdict: Verdict) -> bool:
         """Return True if a waiver of `spec` expects this verdict of a case."""
