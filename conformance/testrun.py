@@ -360,8 +360,14 @@ class Against:
             self.before[str(spec), before.case] = before
 
     def pairs(self, results: Iterable[Result]) -> list[Sides]:
-        """Return each result, paired with the one to compare with."""
-        return [Sides.of(self.before.get((r.backend, r.case)), r) for r in results]
+        """Return each result and the one to compare with; a waiver covers a base that fails alike."""
+        found = []
+        for r in results:
+            before = self.before.get((r.backend, r.case))
+            if self._bases and before is not None and r.verdict is Verdict.XFAIL and before.verdict is r.waived:
+                before = replace(before, verdict=r.verdict, waived=r.waived)
+            found.append(Sides.of(before, r))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

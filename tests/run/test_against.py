@@ -65,6 +65,26 @@ def test_only_what_is_new_since_a_record_fails(record: Path, case: str, before: 
     assert says in done.output
 
 
+WAIVER = """[[waiver]]
+case = "ops/GET_ROWS-f32+i32-a=33x7*"
+verdict = "FAIL"
+nmse = 1.8
+reason = "rows of a transposed matrix"
+link = "https://github.com/ggml-org/llama.cpp/issues"
+expiry = 2099-12-31
+"""
+
+
+@needs_wheel
+def test_a_waiver_holds_for_both_backends(tmp_path: Path) -> None:
+    """A known failure that the other backend has, too, is no difference."""
+    (tmp_path / "known.toml").write_text(WAIVER)
+    done = conform("run", *BOTH, "--against", "ggml?threads=1", "--waivers", str(tmp_path / "known.toml"))
+    assert done.exit_code == 0, done.output
+    assert "1 PASS, 1 XFAIL" in done.output
+    assert "against ggml?threads=1: 2 same" in done.output
+
+
 def test_many_cases_that_differ_alike_are_counted(tmp_path: Path) -> None:
     """Twenty are listed, and the others are a number."""
     path = tmp_path / "before.json"
