@@ -62,7 +62,7 @@ class Search:
     def run(self, failures: Sequence[Failure]) -> list[Group]:
         """Return the groups; each failure is in at least one of them."""
         in_turn = _in_turn(failures)
-        for words, do in (("failures", self._take), ("checked for hidden bugs", self._look_behind)):
+        for words, do in (("failures", self._take), ("checked for a second bug", self._look_behind)):
             for n, failure in enumerate(in_turn, 1):
                 try:
                     do(failure)

@@ -192,7 +192,7 @@ def build_state(
 def _show(it: Release) -> None:
     for text in (*(changed := it.changes()), *([""] if changed else ())):
         line(text)
-    table([(t.name, str(it.results(t).totals), _note(it, t)) for t in it.targets], ["device", "verdicts", ""])
+    table([(t.name, str(it.results(t).totals), _note(it, t)) for t in it.targets], ["device", "verdicts", "note"])
     for text in placement_lines(r for t in it.targets for r in it.results(t).build):
         line(text)
     for of in dict.fromkeys(f.state for f in it.found):
