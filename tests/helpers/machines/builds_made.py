@@ -37,6 +37,8 @@ def edited(to: Path, function: str, old: str, new: int) -> Path:
 def pair(function: str, new: Path, old: Path) -> None:
     """Make two builds, of which one addition of `function` subtracts in the new one."""
     for folder in (new, old):
+        if folder.exists():
+            sys.exit(f"{folder} exists: remove it, or start in an empty folder")
         folder.mkdir()
     edited(new, function, "addss", 0x5C)
     (old / find().name).symlink_to(find())
