@@ -65,7 +65,7 @@ def test_a_trajectory_is_what_the_device_alone_gives(sched: GgmlBackend, direct:
     assert all(np.array_equal(x, y) for x, y in zip(caches_a, caches_b, strict=True))
     assert witness.nodes == other.nodes == sum(witness.kernels.values())
     assert (witness.splits, witness.copies) == (1, 0)
-    assert witness.kernels["CPU FLASH_ATTN_EXT"] == len(case.steps)
+    assert witness.placed["CPU"]["FLASH_ATTN_EXT"] == len(case.steps)
 
 
 def test_fresh_memory_and_dropped_nodes_change_nothing(direct: GgmlBackend) -> None:
@@ -193,7 +193,7 @@ def test_nbytes_of_every_input_reach_the_graph(sched: GgmlBackend) -> None:
     case = Case("test/again@0", {}, [Step(graph, {x: one}, (node,)), Step(graph, {x: two}, (node,))])
     found, _, witness = played(sched, case)
     assert [f[node].view(np.float32)[0] for f in found] == [2.0, 4.0]
-    assert witness.kernels == {"CPU SCALE": 2}
+    assert witness.placed == {"CPU": {"SCALE": 2}}
 
 
 def test_graphs_of_equal_sizes_that_read_other_nodes_share_no_plan(sched: GgmlBackend, direct: GgmlBackend) -> None:
