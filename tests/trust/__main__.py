@@ -44,9 +44,19 @@ def main() -> None:
 @main.command()
 @click.option("--fault", "globs", multiple=True, metavar="GLOB", help="Only these faults, repeatable.")
 @click.option("--of", "adapters", multiple=True, metavar="ADAPTER", help="Only faults of this adapter, repeatable.")
+@click.option(
+    "--list",
+    "lists",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    default=[FOLDER],
+    help="TOML file, or folder of such, in place of the list, repeatable.",
+)
 @click.option("--once", is_flag=True, help="Until one family noticed the fault.")
 @LEVEL
-def faults(globs: Sequence[str], adapters: Sequence[str], *, once: bool, level: Level) -> None:
+def faults(
+    globs: Sequence[str], adapters: Sequence[str], lists: Sequence[Path], *, once: bool, level: Level
+) -> None:  # fmt: skip
     """Inject the faults of the list, one at a time.
 
     A fault whose `level` is a higher one is left out. Exit code 1 where none of its families notices a fault, or a case
@@ -54,7 +64,7 @@ def faults(globs: Sequence[str], adapters: Sequence[str], *, once: bool, level: 
     """
     chosen = [
         f
-        for f in read([FOLDER])
+        for f in read(lists)
         if (not globs or any(fnmatchcase(f.name, g) for g in globs)) and (not adapters or f.of in adapters)
         if LEVELS.index(f.level) <= LEVELS.index(level)
     ]
