@@ -124,7 +124,7 @@ def named(runs: Runs) -> str:
             devices.setdefault(build, {})[device] = None
     shown = [f"{build} on {_devices(on)}" if any(on) else build for build, on in devices.items()]
     more = [f"{len(shown) - SUBJECTS} more"] if len(shown) > SUBJECTS else []
-    against = dict.fromkeys(known[b][0] for b in old)
+    against = dict.fromkeys(known[b][0] for b in old if b in known)
     return "; ".join([*shown[:SUBJECTS], *more]) + (f" against {', '.join(against)}" if against else "")
 
 
