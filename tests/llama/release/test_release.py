@@ -304,8 +304,9 @@ def test_a_fault_under_a_software_driver_may_be_the_drivers() -> None:
     assert SharedCause(died, State.NEW, ["Vulkan0"]).at([CPU, gpu]) == "library"
 
 
-def test_targets_are_the_devices_that_both_builds_have() -> None:
+def test_targets_are_the_devices_that_both_builds_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU is tested with more threads, guards and its own kernels for weights; a device of one build has no base."""
+    monkeypatch.chdir(tmp_path)  # a guide makes folders of these names in the checkout
     here = _build(
         "new", _device("CPU", "CPU", "CPU", "CPU_REPACK"), _device("BLAS", "ACCEL"), _device("Vulkan0", "GPU")
     )
