@@ -125,6 +125,7 @@ class Causes:
     ) -> None:
         """Find the causes of one kind's results on a target, in `share` of the remaining time."""
         there = {_key(target, State.STILL, r): r for r in base if fails(r)}
+        failed = {r.case for r in there.values()}
         wanted = [
             (state, fresh)
             for state, results in in_states(build, base).items()
@@ -139,7 +140,8 @@ class Causes:
             causes = search.find(results, FINDING * max(0.0, until - self._clock()) * share)
             earlier = list(self._found)  # this search has told its own causes apart
             for cause in causes:
-                found = self._merged(target, search, _against(cause, base, state), cause, earlier)
+                worse = state is State.NEW and failed.issuperset(cause.cases)
+                found = self._merged(target, search, State.WORSE if worse else state, cause, earlier)
                 earlier = [f for f in earlier if f is not found]
                 mine = [(k, r) for k, r in zip(keys, results, strict=True) if r.case in cause.cases]
                 found.explain(r for _, r in mine)
@@ -252,12 +254,6 @@ class Causes:
         own = [f for f in self._found if f.state is state]
         for cause in in_order([f.cause for f in own]):
             yield next(f for f in own if f.cause is cause)
-
-
-def _against(cause: Cause, base: Sequence[Result], state: State) -> State:
-    """Return WORSE for a NEW cause if the base fails in each of its cases in another way."""
-    failed = {r.case for r in base if fails(r)}
-    return State.WORSE if state is State.NEW and failed.issuperset(cause.cases) else state
 
 
 def _alike(a: Cause, b: Cause) -> bool:
