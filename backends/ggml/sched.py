@@ -176,7 +176,7 @@ class SchedSession(GgmlSession):
         elsewhere: list[str] = []
         copied: set[tuple[int, Tensor]] = set()
         for node, backend in self._backends_of(plan):
-            ops = witness.placed.setdefault(where.get(backend, "nobody"), {})
+            ops = witness.placed.setdefault(where.get(backend, "no device"), {})
             ops[node.op] = ops.get(node.op, 0) + 1
             witness.kernels[node.op] = witness.kernels.get(node.op, 0) + 1
             if backend != self._backends[0]:
