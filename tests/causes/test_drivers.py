@@ -1,4 +1,4 @@
-"""Library or driver: what other drivers say of a cause, and which drivers there are."""
+"""Library or driver: causes run again with other drivers, and the drivers of a machine."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_another_driver_tells_the_party(
 
 
 def test_a_case_that_does_not_always_fail_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could pass with another driver by chance; nor does anything run after the time limit."""
+    """A pass with another driver may be chance, so the party is unknown; after the time limit no case runs."""
     passes = {"mesa": ("mesa 2", PASSES)}
     for cause, until in ((replace(CAUSE, seen="3 of 6"), FOREVER), (CAUSE, Deadline.after(0.0))):
         assert _found(monkeypatch, passes, cause, until).party is Party.UNKNOWN
