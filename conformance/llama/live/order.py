@@ -33,7 +33,7 @@ from .scenarios.table import SCENARIOS
 NAME, MODEL = "order", "model"
 FORM = "PROGRAM-key=value"
 KEYS = keys(
-    "devices=1 lazy= refuse= host=0 shared=0 offload=0 uid=0 blocking=0 largest=0 optimize=0 fail= "
+    "devices=1 lazy= refuse= host=0 shared=0 offload=0 uid=0 blocking=0 largest=0 extra=0 optimize=0 fail= "
     "copies=1 n=NUMBERS reserve=0 pin=0 again=0 side=0 threads=1 piece=0 "
     "tensor=0 shares=NUMBERS layers=999 do="
 )
@@ -88,6 +88,7 @@ _ROWS: dict[Level, tuple[str, ...]] = {
         "sched-refuse=RMS_NORM,blocking=1,lazy=last",
         "sched-devices=2,copies=4,reserve=4,pin=1,lazy=last",
         f"sched-devices=2,n=4x1x32x16,largest={LARGEST},lazy=last",
+        "sched-devices=2,n=3x1x5x7,extra=20,lazy=last",
         *(f"sched-fail={fail}" for fail in ("compute:2", "alloc:1", "lost:2")),
         f"{_LLAMA},lazy=last",
         f"{_LLAMA},devices=2,lazy=last+first",
@@ -118,6 +119,8 @@ _ROWS: dict[Level, tuple[str, ...]] = {
         f"{_LLAMA},shared=1,lazy=last",
         f"{_LLAMA},devices=2,blocking=1,lazy=last",
         f"{_LLAMA},largest=262144,lazy=last",
+        "sched-devices=2,n=5x3x1x1x2,reserve=5,extra=1000,refuse=RMS_NORM,lazy=any",
+        f"{_LLAMA},extra=20,lazy=last",
         *(f"{_LLAMA},devices=2,optimize={k},lazy=last" for k in (SORTS, ASKS)),
         f"{_MODEL},do=contexts-threads,devices=2,lazy=any",
         *(f"{_MODEL},do={scenario},lazy=last" for scenario in ("in-flight", "loads", "state-seq", "sets", "draft-2")),
@@ -177,12 +180,13 @@ def read(case_id: str) -> Request:
     must("fail", not what or (what in FAILURES and n.isdecimal() and int(n) > 0), f"{', '.join(FAILURES)} and :N")
     must("fail", (what == DROP) <= (program == RPC), f"{DROP} with the program {RPC} only")
     must("largest", it["largest"] == 0 or it["largest"] >= LARGEST, f"0 or at least {LARGEST} bytes")
+    must("extra", it["extra"] >= 0, "bytes")
     must("pin", not it["pin"] or it["reserve"] >= max(batches), "reserve of at least each batch")
     must("piece", it["piece"] >= 0, "bytes")
     refused = frozenset(filter(None, it["refuse"].split("+")))
     setting = Setting(
         moments, seed, refused, bool(it["host"]), bool(it["offload"]), bool(it["uid"]), bool(it["shared"]),
-        bool(it["blocking"]), it["largest"], it["optimize"], Fail(what, int(n or 1)),
+        bool(it["blocking"]), it["largest"], it["extra"], it["optimize"], Fail(what, int(n or 1)),
     )  # fmt: skip
     params = {
         "n": list(batches),

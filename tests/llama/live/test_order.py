@@ -19,6 +19,7 @@ from conformance.ggml.lib.tables import INTERFACES, Callbacks, interface
 from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live import order
 from conformance.llama.live.lazy import programs
+from conformance.llama.live.lazy.buffers import Place
 from conformance.llama.live.lazy.device import Machine
 from conformance.llama.live.lazy.programs import STEPS, Step, Streams
 from conformance.llama.live.lazy.run import ASKS, SORTS, Fail, Setting
@@ -438,6 +439,38 @@ def test_memory_is_split_where_a_buffer_has_a_largest_size(machine: Machine, mon
     played(machine, "order/sched-n=16x32,reserve=32,lazy=last@1")
     assert max(split) == order.LARGEST < max(sizes)
     assert len(split) > len(sizes)
+
+
+@needs_wheel
+def test_a_product_has_the_bytes_that_its_device_asks_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in its buffer, and no other tensor that is alive is there, whatever their number is."""
+    sizes: list[int] = []
+    alloc = machine.buffers.alloc
+    monkeypatch.setattr(machine.buffers, "alloc", lambda *of: sizes.append(of[-1]) or alloc(*of))
+    taken = []
+    for extra in (0, 1, 20, 64, 1000):
+        result, said = played(machine, f"order/sched-devices=2,n=3x1x5x7,extra={extra},lazy=any@{extra}")
+        assert (result.verdict, said["races"]) == (Verdict.PASS, []), result.detail
+        taken.append(sum(sizes))
+        sizes.clear()
+    assert taken == sorted(taken)
+    assert taken[-1] >= taken[0] + 1000
+
+
+@needs_wheel
+def test_a_device_writes_the_bytes_that_it_asked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If another tensor is there, its values are wrong: here the product itself is."""
+    place = machine.buffers.place
+
+    def at_begin(tensor: int, offset: int, size: int, *, writes: bool, op: str = "") -> Place:
+        return place(tensor, 0 if writes and not op else offset, size, writes=writes, op=op)
+
+    case_id = "order/sched-devices=2,n=3x1x5x7,extra=20,lazy=last@1"
+    assert played(machine, case_id)[0].verdict is Verdict.PASS
+    monkeypatch.setattr(machine.buffers, "place", at_begin)
+    result, _ = played(machine, case_id)
+    assert result.verdict is Verdict.FAIL
+    assert "nan found" in result.detail
 
 
 # failures on request

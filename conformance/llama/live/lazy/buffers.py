@@ -37,6 +37,7 @@ class Buffers:
     def __init__(self, library: Library, run: Run) -> None:
         self._library, self._run = library, run
         self._init = library.function("ggml_backend_buffer_init")
+        self._product = library.ops["MUL_MAT"]
         self._buffers: dict[int, Memory] = {}
         self._table: Any = None
         self.begin()
@@ -129,6 +130,10 @@ class Buffers:
         self._run.timeline.at_host("cpy_tensor", (a.access, b.access))
         move(b.real, a.real, self._library.ggml.nbytes(source))
         return True
+
+    def behind(self, tensor: int) -> int:
+        """Return the bytes that a device writes behind a tensor, so it asks for them."""
+        return self._run.setting.extra if self._library.struct(tensor).op == self._product else 0
 
     def both(self, source: int, target: int) -> tuple[Place, Place] | None:
         """Return the places of a copy; None if a tensor is on another kind of device."""

@@ -126,6 +126,7 @@ class _Device:
             "get_name": lambda _: text_at(name), "get_alignment": lambda _: ALIGNMENT,
             "alloc_buffer": lambda buft, size: machine.buffers.alloc(name, buft, size),
             "get_max_size": lambda _: machine.run.setting.largest or UNLIMITED,
+            "get_alloc_size": lambda _, tensor: library.ggml.nbytes(tensor) + machine.buffers.behind(tensor),
         })  # fmt: skip
         kind = struct("ggml_backend_buffer_type", ("iface", type(types)), ("device", P), ("context", P))
         self._buft = kind(types, None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from conformance.ggml.errors import ConformanceError, UnavailableError
@@ -13,7 +13,7 @@ from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS
 
 from .backends import Backends
-from .buffers import Buffers
+from .buffers import POISON, Buffers
 from .native import P
 from .run import ASKS, SORTS, Run, Setting
 from .timeline import Access, Addresses, Queue
@@ -83,7 +83,9 @@ class Graphs:
             if self._sorted.issuperset(nodes):
                 nodes = self._sort(nodes)
             cut = run.timeline.random.randrange(len(nodes) + 1) if queue.moment == "any" else len(nodes)
-            graphs = [self._copied(part, keep=keep) for part in (nodes[:cut], nodes[cut:]) if part]
+            # what is behind a tensor is written before the next node runs
+            cuts = {0, cut, len(nodes), *(i for i, n in enumerate(nodes, 1) if self._buffers.behind(n))}
+            graphs = [self._copied(nodes[a:b], keep=keep) for a, b in pairwise(sorted(cuts))]
         else:
             run.calls["graph_reused"] += 1
         if keep:
@@ -194,9 +196,15 @@ class _Copy:
             self.accesses += [self._access(s, op, writes=False) for s in dict.fromkeys(sources)]
             self.accesses.append(self._access(pointer, op, writes=True))
             g.graph_add_node(self._graph, self._copy(pointer))
+        self._behind = [
+            (buffers.place(n, g.nbytes(n), size, writes=True).real, size)
+            for n in nodes[-1:]
+            if (size := buffers.behind(n))
+        ]
+        """Addresses and sizes of what the last node writes behind itself."""
 
     def _access(self, pointer: int, op: str, *, writes: bool) -> Access:
-        size = self._library.ggml.nbytes(pointer)
+        size = self._library.ggml.nbytes(pointer) + writes * self._buffers.behind(pointer)
         return self._buffers.place(pointer, 0, size, writes=writes, op=f"{op} ").access
 
     def _copy(self, pointer: int) -> int:
@@ -214,8 +222,10 @@ class _Copy:
         return self._copies[pointer]
 
     def run(self) -> None:
-        """Compute the nodes on the CPU."""
+        """Compute the nodes on the CPU, then write behind the last one."""
         status = self._library.ggml.backend_graph_compute(self._cpu, self._graph)
+        for real, size in self._behind:
+            ctypes.memset(real, POISON, size)
         if not self._keep:
             self.free()
         if status:

@@ -56,6 +56,8 @@ class Setting:
     """Have no functions for asynchronous transfers: ggml waits, and calls those of the buffer."""
     largest: int = 0
     """`ggml_backend_buft_get_max_size` in bytes; 0 for no limit."""
+    extra: int = 0
+    """Bytes behind each product that a device writes, so it asks for them (`ggml_backend_buft_get_alloc_size`)."""
     optimize: int = 0
     """0, `SORTS` or `ASKS`."""
     fail: Fail = Fail()
