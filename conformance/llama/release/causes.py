@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import comb, inf
 from typing import Protocol
 
 from conformance.backend.registry import Spec
@@ -24,6 +25,8 @@ RIGHT = 3
 FINDING = 0.85
 """Share of a search's time to find causes; the rest is to confirm them."""
 NOT_AGAIN = "not run again (time limit)"
+BY_CHANCE = 0.001
+"""Probability at which a cause that is new in many cases and fixed in a few is called new."""
 AFTER = "after "
 """Prefix of `Cause.seen` if another case must run first."""
 
@@ -233,18 +236,25 @@ class Causes:
     def all(self) -> list[SharedCause]:
         """Return all causes: new, unfixed, fixed; the most urgent of each first.
 
-        A cause that is new in some cases but on the base in others is STILL. If the base fails in another way in some,
-        the cases belong to the new cause; in all, it is WORSE.
+        A cause that is new in some cases but on the base in others is STILL, unless there are too many new ones for a
+        fault that both builds show at times. If the base fails in another way in some, the cases belong to the new
+        cause; in all, it is WORSE.
         """
-        ids = {state: {f.cause.id for f in self._found if f.state is state} for state in State}
-        shared = {f.cause.id for f in self._found if f.state is State.STILL and f.shared}
-        both = shared | (ids[State.NEW] & ids[State.FIXED])
+        cases = {state: Counter[str]() for state in (State.NEW, State.FIXED)}
         for f in self._found:
-            if f.state in (State.NEW, State.FIXED) and f.cause.id in both:
+            if f.state in cases:
+                cases[f.state][f.cause.id] += len(f.cause.cases)
+        shared = {f.cause.id for f in self._found if f.state is State.STILL and f.shared}
+        new, fixed = cases[State.NEW], cases[State.FIXED]
+        both = shared | {i for i in new.keys() & fixed.keys() if _by_chance(new[i], fixed[i]) > BY_CHANCE}
+        for f in self._found:
+            if f.state in cases and f.cause.id in both:
                 f.state, f.note = State.STILL, f"{f.state} in these cases; both builds have the cause in others"
-        new, kept = {f.cause.id for f in self._found if f.state is State.NEW}, dict[tuple[str, State], SharedCause]()
+            elif f.state is State.FIXED and f.cause.id in new:
+                f.state = State.STILL
+        named, kept = {f.cause.id for f in self._found if f.state is State.NEW}, dict[tuple[str, State], SharedCause]()
         for f in sorted(self._found, key=lambda f: f.state is not State.NEW):
-            state = State.NEW if f.state in (State.STILL, State.WORSE) and f.cause.id in new else f.state
+            state = State.NEW if f.state in (State.STILL, State.WORSE) and f.cause.id in named else f.state
             if (first := kept.setdefault((f.cause.id, state), f)) is not f:
                 first.take(f)
         self._found = list(kept.values())
@@ -254,6 +264,15 @@ class Causes:
         own = [f for f in self._found if f.state is state]
         for cause in in_order([f.cause for f in own]):
             yield next(f for f in own if f.cause is cause)
+
+
+def _by_chance(new: int, fixed: int) -> float:
+    """Return how probable so many new cases are if each build fails as often in a case of either.
+
+    McNemar's exact test, one-sided: the sum of C(n, k) / 2^n for k from `new` to n = `new` + `fixed`.
+    """
+    n = new + fixed
+    return sum(comb(n, k) for k in range(new, n + 1)) / 2**n
 
 
 def _alike(a: Cause, b: Cause) -> bool:
