@@ -85,6 +85,15 @@ def ids_of(arch: str) -> list[str]:
     return [id_of(arch, name) for name in _ORDER]
 
 
+def in_turns(archs: Sequence[str]) -> list[str]:
+    """Return the ids of all scenarios: each with one architecture, then with another, until each had all.
+
+    So a short run asks every scenario and every kind of memory.
+    """
+    of = [ids_of(arch) for arch in archs]
+    return [of[(n + turn) % len(of)][n] for turn in range(len(of)) for n in range(len(_ORDER))]
+
+
 def _ids(level: Level) -> list[str]:
     archs = {"smoke": FEW[:1], "standard": FEW, "full": runnable(with_variants=True)}[level]
     varied = [id_of(arch, name, **keys) for arch, keys in VARIANTS for name in _OF_CACHES] if level != "smoke" else []

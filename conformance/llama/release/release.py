@@ -46,8 +46,12 @@ from .profiles import Profiles
 from .stages import Stages
 from .target import CPU, META, MODELS, OPS, TRAJECTORIES, Target, absent
 
-CHANGED = "changed code"
-"""Stage of the cases that reach changed functions and shaders."""
+CHANGED, MORE = "changed code", "more of changed code"
+"""Stages of the cases that reach changed functions and shaders: the first, and the others."""
+FIRST = 512
+"""Cases of changed code that run before the other kinds.
+
+The order is a case of each function in turn, so later ones repeat what these asked."""
 LATE = "time limit (--budget)"
 COUNTING = 1 / 3
 """Share of the time after which no further unit is counted."""
@@ -65,8 +69,8 @@ def plan(
     """Return the stages in order, then those of higher levels.
 
     They are ops; scheduler and memory, which take a minute; trajectories, audits and models, which take the rest. With
-    `changed`, the cases of changed code by backend, these come first, then one case of each other op, and what takes a
-    minute.
+    `changed`, the cases of changed code by backend, the `FIRST` of these come first, then one case of each other op,
+    what takes a minute, and the others of changed code.
     """
     small, rest = families()
     work = list(_changed(targets, changed, level, models=models))
@@ -94,27 +98,29 @@ def plan(
 def _changed(
     targets: Sequence[Target], changed: Mapping[str, Sequence[str]], level: Level, *, models: bool
 ) -> Iterator[Sweep]:
-    """Yield the cases of changed code, a case of each other op, and what takes a minute.
+    """Yield cases of changed code, a case of each other op, what takes a minute, and more of changed code.
 
     Nothing if no case reaches changed code.
     """
     if not any(changed.values()):
         return
+    of = {t.name: changed.get(str(t.build), ()) for t in targets}
     for t in targets:
-        yield Sweep(t, CHANGED, list(changed.get(str(t.build), ())))
+        yield Sweep(t, CHANGED, list(of[t.name][:FIRST]))
     ids = spread(case_ids(families()[0], (), LEVELS[0]))
     for t in targets:
         own = of_ops(ids, t.kernels) if t.kernels else ids
         if OPS in t.runs:
-            yield Sweep(t, "an op each", one_each(own, changed.get(str(t.build), ())))
+            yield Sweep(t, "an op each", one_each(own, of[t.name]))
     yield from _short(targets, level, models=models)
-    for t in targets:
-        if models and MODELS in t.runs:
-            of_each = zip(*map(scenario.ids_of, arch.FEW), strict=True)  # a short run asks each kind of memory
-            yield Sweep(t, scenario.NAME, [i for turn in of_each for i in turn])
     for t in targets:
         if models and t.name == META:
             yield Sweep(t, arch.NAME, [arch.id_of(name, run) for name in arch.FEW for run in arch.RUNS])
+    for t in targets:
+        if models and MODELS in t.runs:
+            yield Sweep(t, scenario.NAME, scenario.in_turns(arch.FEW))
+    for t in targets:
+        yield Sweep(t, MORE, list(of[t.name][FIRST:]))
 
 
 def ids_of(targets: Sequence[Target], level: Level) -> dict[Spec, list[str]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ from conformance.judge.cause import Cause, Condition
 from conformance.judge.evidence import Error, Fault, Place
 from conformance.judge.verdict import MissingCause, Result, Verdict
 from conformance.judge.worse import Seen, worse
-from conformance.llama.live import audit, order
+from conformance.llama.live import arch, audit, order, scenario
 from conformance.llama.release import counts as counting
 from conformance.llama.release.bisect import bisect, on
 from conformance.llama.release.cases import Cases, Sweep
@@ -35,7 +36,7 @@ from conformance.llama.release.causes import NOT_AGAIN, RIGHT, Causes, SharedCau
 from conformance.llama.release.counts import Counting
 from conformance.llama.release.profiles import Profiles
 from conformance.llama.release.record import begin, causes_of, made, write, write_page
-from conformance.llama.release.release import Release, TargetResults, plan
+from conformance.llama.release.release import FIRST, Release, TargetResults, plan
 from conformance.llama.release.target import KERNELS, Target, targets
 from conformance.perf.bench import Bench, Row
 from conformance.perf.count import Counts, Tool, callgrind
@@ -129,6 +130,20 @@ def test_a_cause_that_the_base_has_too_is_not_new() -> None:
     here = {"ADD-1": Verdict.FAIL, "MUL-1": Verdict.FAIL, "SUB-1": Verdict.FAIL, "SUB-2": Verdict.FAIL}
     there = {"ADD-1": Verdict.PASS, "MUL-1": Verdict.PASS, "SUB-1": Verdict.PASS, "SUB-2": Verdict.FAIL}
     assert _found(kind, here, there) == {"ADD": State.NEW, "MUL": State.STILL, "SUB": State.STILL}
+
+
+@given(st.integers(1, 30), st.integers(1, 30))
+def test_many_new_cases_beside_a_few_fixed_ones_are_new(new: int, fixed: int) -> None:
+    """Unless builds that fail equally often would differ so much once in a thousand times."""
+    here, there = ({f"ADD-{name}{k}" for k in range(n)} for name, n in (("new", new), ("old", fixed)))
+    ids = here | there
+    kind = Fixed({NEW: frozenset(here), OLD: frozenset(there)})
+    found = _found(kind, *({i: Verdict.FAIL if i in bad else Verdict.PASS for i in ids} for bad in (here, there)))
+    chances = np.ones(1)  # of so many heads of fair coins
+    for _ in range(new + fixed):
+        chances = np.convolve(chances, [0.5, 0.5])
+    rare = bool(chances[new:].sum() <= 0.001)
+    assert found == {"ADD": State.NEW if rare else State.STILL}
 
 
 def test_a_failure_of_both_builds_has_its_cause_on_both() -> None:
@@ -351,14 +366,15 @@ def test_the_scheduler_is_tested_at_the_level_asked_for() -> None:
 
 
 def test_changed_code_comes_first() -> None:
-    """Then a case of each other op, and what takes a minute; no case is planned twice, and none is lost."""
+    """Then a case of each other op, what takes a minute, and the rest; no case is planned twice, and none is lost."""
     other = Target("CPU threads=8", Spec("ggml", (("lib", "/new"), ("threads", "8"))), None, KERNELS)
-    ids = case_ids(["ops"], ["ops/ROPE-*"], "standard")
+    ids = case_ids(["ops"], ["ops/ROPE-*", "ops/MUL_MAT-*"], "standard")
     work = plan([CPU, other], "standard", models=False, changed={str(CPU.build): ids})
     assert [(w.target.name, w.stage) for w in work[:4]] == [
         ("CPU", "changed code"), ("CPU", "an op each"), ("CPU threads=8", "an op each"), ("CPU", "order"),
     ]  # fmt: skip
-    assert work[0].left == ids
+    assert work[0].left == ids[:FIRST]
+    assert next(w.left for w in work if w.stage == "more of changed code") == ids[FIRST:]
     ops = [i.partition("-")[0] for i in work[1].left if i.startswith("ops/")]
     assert len(ops) == len(set(ops)) > 100
     assert "ops/ROPE" not in ops
@@ -369,8 +385,19 @@ def test_changed_code_comes_first() -> None:
         assert set(of[0]) == set(of[1])
     assert plan([CPU], "smoke", models=False, changed={}) == plan([CPU], "smoke", models=False)
     stages = {w.stage: w.left for w in plan([CPU], "smoke", models=True, changed={str(CPU.build): ids})}
-    turns = [[i.partition("=")[2].partition("=")[2] for i in stages["scenario"][n : n + 4]] for n in range(0, 12, 4)]
-    assert [len({*turn}) for turn in turns] == [1, 1, 1], turns
+    assert list(stages).index("scenario") < list(stages).index("more of changed code")
+
+
+@given(st.lists(st.sampled_from(arch.FEW), min_size=1, unique=True), st.integers(1, 500))
+def test_a_short_run_asks_every_scenario_and_every_kind_of_memory(archs: list[str], n: int) -> None:
+    """In any part of the order no scenario has two cases more than another; at first no model has, either."""
+    ids = scenario.in_turns(archs)
+    assert sorted(ids) == sorted(i for a in archs for i in scenario.ids_of(a))
+    names = [i.partition("do=")[2] for i in ids[:n]]
+    counts = Counter(names)
+    assert max(counts.values()) - min(counts[i.partition("do=")[2]] for i in scenario.ids_of(archs[0])) <= 1
+    of_arch = Counter(i.partition("/")[2].partition("-real")[0] for i in ids[: min(n, len(scenario.ids_of(archs[0])))])
+    assert max(of_arch.values()) - min(of_arch[a] for a in archs) <= 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 99)), unique=True))
