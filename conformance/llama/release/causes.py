@@ -272,7 +272,7 @@ def _by_chance(new: int, fixed: int) -> float:
     McNemar's exact test, one-sided: the sum of C(n, k) / 2^n for k from `new` to n = `new` + `fixed`.
     """
     n = new + fixed
-    return sum(comb(n, k) for k in range(new, n + 1)) / 2**n
+    return sum(comb(n, k) / (1 << n) for k in range(new, n + 1))
 
 
 def _alike(a: Cause, b: Cause) -> bool:

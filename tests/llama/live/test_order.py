@@ -446,7 +446,12 @@ def test_a_product_has_the_bytes_that_its_device_asks_for(machine: Machine, monk
     """They are in its buffer, and no other tensor that is alive is there, whatever their number is."""
     sizes: list[int] = []
     alloc = machine.buffers.alloc
-    monkeypatch.setattr(machine.buffers, "alloc", lambda *of: sizes.append(of[-1]) or alloc(*of))
+
+    def seen(device: str, buft: int, size: int) -> int:
+        sizes.append(size)
+        return alloc(device, buft, size)
+
+    monkeypatch.setattr(machine.buffers, "alloc", seen)
     taken = []
     for extra in (0, 1, 20, 64, 1000):
         result, said = played(machine, f"order/sched-devices=2,n=3x1x5x7,extra={extra},lazy=any@{extra}")
