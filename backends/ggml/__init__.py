@@ -56,21 +56,22 @@ class GgmlBackend(Backend):
 
     Args: lib: a library that exports all of ggml, or a folder with libggml and its parts; the installed wheel if empty.
     On the command line any name of a build (`builds.source.locate`). device: a name as in `ggml_backend_dev_name`; CPU
-    if empty. buffer: buffer type for weights, as named by `buffer_types`; a weight is placed there if every node that
-    uses it is supported there, as llama.cpp decides. The device's default if empty. threads: number of compute threads.
-    One, unless something is measured: small graphs on busy cores are slow with more, and results can differ in the last
-    bits. memory: where each graph of a session is made: `reused`, in the memory of the previous one, as llama.cpp does;
-    `fresh`, at addresses that no graph of the session had. mode: `graph`: the device computes each graph and owns all
-    memory; `sched`: as llama.cpp runs it, with `ggml_backend_sched` over the device and the CPU (`sched.py`). guard:
-    `on`: every tensor lies between guard bytes, and a write to them is an error (`GuardSession`). caches: `opaque` if
-    the device stores them in its own state; their bytes are then not checked. uncomputed: `drop` if nodes without
-    FLAG_COMPUTE are left out of a scheduler's graph, for a library whose llama.cpp, unlike that of a recording, builds
-    no such nodes. products: type to which the device rounds the operands of matrix products; other than `float32`, the
-    tolerance is wider. profile: a file of `conform precision`: the measured precision profile of the device. requant:
-    how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it. variant: the
-    CPU library to load, such as `haswell`, of a build with several; the best one if empty. rpc: `HOST:PORT` of an RPC
-    server, whose devices are `RPC0` and on; `loopback` starts one of the same build, which computes on its CPU. ref:
-    `on` calls `ggml_backend_cpu_set_use_ref`: no fusion, no tiles in FLASH_ATTN_EXT.
+    if empty; `CPU+CPU` for two that share each tensor of llama.cpp's models. buffer: buffer type for weights, as named
+    by `buffer_types`; a weight is placed there if every node that uses it is supported there, as llama.cpp decides. The
+    device's default if empty. threads: number of compute threads. One, unless something is measured: small graphs on
+    busy cores are slow with more, and results can differ in the last bits. memory: where each graph of a session is
+    made: `reused`, in the memory of the previous one, as llama.cpp does; `fresh`, at addresses that no graph of the
+    session had. mode: `graph`: the device computes each graph and owns all memory; `sched`: as llama.cpp runs it, with
+    `ggml_backend_sched` over the device and the CPU (`sched.py`). guard: `on`: every tensor lies between guard bytes,
+    and a write to them is an error (`GuardSession`). caches: `opaque` if the device stores them in its own state; their
+    bytes are then not checked. uncomputed: `drop` if nodes without FLAG_COMPUTE are left out of a scheduler's graph,
+    for a library whose llama.cpp, unlike that of a recording, builds no such nodes. products: type to which the device
+    rounds the operands of matrix products; other than `float32`, the tolerance is wider. profile: a file of `conform
+    precision`: the measured precision profile of the device. requant: how the device stores quantised weights, a mode
+    of `ggml.quants.requant`; the reference imitates it. variant: the CPU library to load, such as `haswell`, of a build
+    with several; the best one if empty. rpc: `HOST:PORT` of an RPC server, whose devices are `RPC0` and on; `loopback`
+    starts one of the same build, which computes on its CPU. ref: `on` calls `ggml_backend_cpu_set_use_ref`: no fusion,
+    no tiles in FLASH_ATTN_EXT.
 
     Raises:
         UnavailableError: no such library, or one that does not fit; names both versions.
@@ -122,8 +123,10 @@ class GgmlBackend(Backend):
         self._named = bool(lib)
         self._ggml = library.ggml
         self._server = attach(library, rpc)
-        self._device = library.device(device or "CPU")
-        self._name: str = self._ggml.backend_dev_name(self._device).decode()
+        parts = [library.device(name) for name in (device or "CPU").split("+")]
+        self._device = parts[0]
+        self._name = "+".join(self._ggml.backend_dev_name(part).decode() for part in parts)
+        self._splits = len(parts) > 1
         self._buft: int = self._ggml.backend_dev_buffer_type(self._device)
         self._bufts = library.buffer_types(self._device)
         if buffer and buffer not in self._bufts:
@@ -188,7 +191,12 @@ class GgmlBackend(Backend):
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
-        """Return `supports_op` of every node, rebuilt once; with a scheduler the CPU may support it."""
+        """Return `supports_op` of every node, rebuilt once; with a scheduler the CPU may support it.
+
+        Devices that share each tensor, such as `CPU+CPU`, run llama.cpp's models only.
+        """
+        if self._splits:
+            return [no(f"{self._name}: llama.cpp splits the tensors of its models only")] * len(graph)
         own = self._supported(graph, self._device, self._name)
         if not self._cpu:
             return own

@@ -62,6 +62,20 @@ def library(backend: GgmlBackend) -> Library:
     return backend._library
 
 
+def test_devices_that_share_tensors_run_models_only() -> None:
+    """Live families need them open; each node of a single graph is refused, and an unknown part named."""
+    made = GgmlBackend(device="CPU+CPU")
+    try:
+        assert made.info().device == "CPU+CPU"
+        (said,) = made.supports(Graph([g.scale(g.new_tensor_1d(types.F32, 4), 2.0)]))
+        assert not said
+        assert said.reason == "CPU+CPU: llama.cpp splits the tensors of its models only"
+    finally:
+        made.close()
+    with pytest.raises(UsageError, match="device 'Vulkan7' is unknown"):
+        GgmlBackend(device="CPU+Vulkan7")
+
+
 def raw(values: NDArray[np.generic]) -> Bytes:
     """An array's bytes."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
