@@ -62,7 +62,7 @@ class Search:
     def run(self, failures: Sequence[Failure]) -> list[Group]:
         """Return the groups; each failure is in at least one of them."""
         in_turn = _in_turn(failures)
-        for words, do in (("failures", self._take), ("checked for a second bug", self._look_behind)):
+        for what, do in (("failure", self._take), ("second bug behind failure", self._look_behind)):
             for n, failure in enumerate(in_turn, 1):
                 try:
                     do(failure)
@@ -71,7 +71,7 @@ class Search:
                     self._progress("interrupted: the rest is grouped by what is known")
                     do(failure)
                 found = counted(len(self._groups.all), "cause")
-                self._progress(f"{n} of {len(in_turn)} {words}, {found}: {failure.case.id}")
+                self._progress(f"{what} {n} of {len(in_turn)}, {found} so far: {failure.case.id}")
         self._try.deadline = self._whole
         for group in [g for g in self._groups.all if g.failures]:
             self._split(group)

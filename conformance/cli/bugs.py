@@ -114,7 +114,7 @@ def triage(
     if new:
         ran = known_failures.ran(results, found, document.body.get("selection") or {})
         written = known_failures.write(new, found, "--write-baseline", ran)
-        line(f"{new}: {counted(len(found), 'known cause')}; fill in each reason and link. Keep {new}.cases beside it")
+        line(f"{new}: {counted(len(found), 'known cause')}; keep {new}.cases beside it")
         against = against or written
     outcome = outcome_of(runs)
     if against is None:
