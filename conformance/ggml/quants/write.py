@@ -97,6 +97,12 @@ class _Fused(Multiply):
 PLAIN, FUSED = Multiply(), _Fused()
 
 
+def over(a: F32Array | np.float32, b: F32Array | np.float32) -> F32Array:
+    """Divide float32 values; NumPy's stubs since 2.5 take the result of `/` for float64."""
+    out: F32Array = np.divide(a, b)
+    return out
+
+
 def inverse(d: F32Array) -> F32Array:
     """Return `d ? 1/d : 0`."""
     return np.where(d != 0, ONE / d, np.float32(0))
@@ -195,7 +201,7 @@ def _q5_1(y: Blocks, x: F32Array) -> None:
 
 
 def _eight(x: F32Array) -> tuple[F32Array, NDArray[np.int8]]:
-    d = np.abs(x).max(axis=1) / np.float32(127)
+    d = over(np.abs(x).max(axis=1), np.float32(127))
     return d, to_int(roundf(x * inverse(d)[:, None])).astype(np.int8)
 
 
@@ -210,14 +216,14 @@ def _q8_1(y: Blocks, x: F32Array) -> None:
 
 def _eight_simd(x: F32Array) -> tuple[F32Array, NDArray[np.int8], F32Array]:
     amax = np.abs(x).max(axis=1)
-    d = amax / np.float32(127)
+    d = over(amax, np.float32(127))
     inv = np.where(amax != 0, np.float32(127) / amax, np.float32(0))
     q = to_int(np.rint(x * inv[:, None]))
     return d, np.clip(q, -128, 127).astype(np.int8), d * _f32(q.sum(axis=1, dtype=np.int32))
 
 
 def _eight_even(x: F32Array) -> tuple[F32Array, NDArray[np.int8], F32Array]:
-    d = np.abs(x).max(axis=1) / np.float32(127)
+    d = over(np.abs(x).max(axis=1), np.float32(127))
     q = to_int(np.rint(x * inverse(d)[:, None]))
     return d, np.clip(q, -128, 127).astype(np.int8), d * _f32(q.sum(axis=1, dtype=np.int32))
 
@@ -313,7 +319,7 @@ def _to_ue4m3(x: F32Array) -> U8Array:
 
 def _nvfp4(y: Blocks, x: F32Array) -> None:
     sub = x.reshape(-1, 16)
-    ue = _to_ue4m3(np.abs(sub).max(axis=1) / np.float32(6))
+    ue = _to_ue4m3(over(np.abs(sub).max(axis=1), np.float32(6)))
     y["d"] = ue.reshape(-1, 4)
     y["qs"] = nibbles(_best_fp4(sub, UE4M3_HALF[ue][:, None]), 8).reshape(-1, 32)
 
@@ -411,9 +417,9 @@ def _q2_k(y: Blocks, x: F32Array, mul: Multiply = PLAIN) -> None:
     packed = np.zeros((len(x), 16), np.uint8)
     for field, value, shift in (("d", scale, 0), ("dmin", minus, 4)):
         top = np.maximum(value.max(axis=1), ZERO)
-        level = mul.nearest((np.float32(15) / top)[:, None], value)
+        level = mul.nearest(over(np.float32(15), top)[:, None], value)
         packed |= np.where((top > 0)[:, None], level << shift, 0).astype(np.uint8)
-        y[field] = _where_positive(top, top / np.float32(15))
+        y[field] = _where_positive(top, over(top, np.float32(15)))
     y["scales"] = packed
     d = y["d"].astype(np.float32)[:, None] * (packed & 15)
     dm = y["dmin"].astype(np.float32)[:, None] * (packed >> 4)
@@ -473,7 +479,7 @@ def _affine_4(y: Blocks, x: F32Array, nmax: int, steps: F32Array, mul: Multiply)
     levels = []
     for field, value in (("d", scale.reshape(-1, 8)), ("dmin", minus.reshape(-1, 8))):
         top = np.maximum(value.max(axis=1), ZERO)
-        inverse = _where_positive(top, np.float32(63) / top)
+        inverse = _where_positive(top, over(np.float32(63), top))
         levels.append(np.minimum(mul.nearest(inverse[:, None], value).astype(np.uint8), 63))
         y[field] = top / np.float32(63)
     ls, lm = levels

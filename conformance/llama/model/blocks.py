@@ -325,4 +325,5 @@ def _bits(type_: GGMLType) -> float:
 
 def _grouped(x: NDArray[np.generic]) -> F64:
     """Add up groups of values: `[n, unit]` to `[n, unit / GROUP]`."""
-    return np.asarray(x.reshape(len(x), -1, min(GROUP, x.shape[1])).sum(axis=2, dtype=np.float64))
+    out: F64 = np.add.reduce(x.reshape(len(x), -1, min(GROUP, x.shape[1])), axis=2, dtype=np.float64)
+    return out
