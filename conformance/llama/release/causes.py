@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb, inf
 from typing import Protocol
@@ -144,7 +144,8 @@ class Causes:
             earlier = list(self._found)  # this search has told its own causes apart
             for cause in causes:
                 worse = state is State.NEW and failed.issuperset(cause.cases)
-                found = self._merged(target, search, State.WORSE if worse else state, cause, earlier)
+                told = _first_new(cause, failed) if state is State.NEW else cause
+                found = self._merged(target, search, State.WORSE if worse else state, told, earlier)
                 earlier = [f for f in earlier if f is not found]
                 mine = [(k, r) for k, r in zip(keys, results, strict=True) if r.case in cause.cases]
                 found.explain(r for _, r in mine)
@@ -264,6 +265,11 @@ class Causes:
         own = [f for f in self._found if f.state is state]
         for cause in in_order([f.cause for f in own]):
             yield next(f for f in own if f.cause is cause)
+
+
+def _first_new(cause: Cause, failed: Collection[str]) -> Cause:
+    """Return the cause with the cases first that pass on the base, whose `failed` ones fail there in another way."""
+    return replace(cause, cases=tuple(sorted(cause.cases, key=failed.__contains__)))
 
 
 def _by_chance(new: int, fixed: int) -> float:
