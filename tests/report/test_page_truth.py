@@ -516,6 +516,9 @@ def test_the_title_says_build_device_and_verdict(opened: Open, browser: Driver) 
 
 def test_an_untriaged_page_says_how_to_group(opened: Open, browser: Driver) -> None:
     """Failures without causes come with the command of triage, and each group with the command that reproduces it."""
+    opened(document([result(A, "x?lib=/y", "FAIL")]))
+    told = ask(browser, "return all('.command code').map((e) => e.textContent)")
+    assert told[0] == "conform triage 0.json --json 0.json -o bugs --backend 'x?lib=/y'"
     opened(document([result(A, "x", "FAIL", saved="a b.gguf"), result(B, "x", "CRASH")]))
     told = ask(browser, "return all('.command code').map((e) => e.textContent)")
     assert told == [

@@ -192,11 +192,18 @@ function failures() {
 
 const GROUPS = 10;
 
-// How to group failures of records without causes: `triage` of each file that has some.
+// How to group failures of records without causes: `triage` of each file that has some. A file may not choose backends
+// with options, such as a library, so the command names them.
 function untriaged() {
   const t = tables.results, rows = select(t, new URLSearchParams(FAILED.map((v) => ["verdict", v])));
-  const names = [...new Set(rows.map((i) => t.source(i).file))];
-  return h("div", { class: "note" }, h("p", null, "Not grouped by cause yet. This command finds the causes; then make the page again:"), names.slice(0, 3).map((name) => copyable(`conform triage ${quoted(name)} --json ${quoted(name)} -o bugs`)),
+  const names = new Map();
+  for (const i of rows) {
+    const { file } = t.source(i), backend = t.value("backend", i);
+    if (!names.has(file)) names.set(file, new Set());
+    if (backend.includes("?")) names.get(file).add(backend);
+  }
+  const command = ([file, backends]) => [`conform triage ${quoted(file)} --json ${quoted(file)} -o bugs`, ...[...backends].map((b) => `--backend ${quoted(b)}`)].join(" ");
+  return h("div", { class: "note" }, h("p", null, "Not grouped by cause yet. This command finds the causes; then make the page again:"), [...names].slice(0, 3).map((of) => copyable(command(of))),
     report.base ? "" : h("p", null, "An earlier run shows since when they fail: ", h("code", null, commandText("conform report RUN.json --against EARLIER.json -o DIR"))));
 }
 
