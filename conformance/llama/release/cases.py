@@ -30,6 +30,8 @@ from .target import Target
 
 LOCATING = 0.5
 """Share of the causes' time for locating the first wrong node of each failure."""
+COPIES = ("CONT", "CPY")
+"""Ops that only copy; a case has them beside the op that it tests."""
 QUICK = 4.0
 """Time limit of a request to a CPU in seconds; causes get more time."""
 Then = Callable[[Result, Result, Callable[[Result], Result]], Iterable[str]]
@@ -89,13 +91,11 @@ class Cases:
         if is_live(result.case):
             return result
         case = runner.case(result.case)
-        if result.unlocated and (late or result.verdict is not Verdict.FAIL):
-            where = _only_node(case)
-            result = result if where is None else replace(result, where=where)
-        if not result.unlocated or late:
-            return result
-        (again,) = runner.run(Spec.parse(result.backend), [case])
-        return again if again.verdict is result.verdict else result
+        if result.unlocated and result.verdict is Verdict.FAIL and not late:
+            (again,) = runner.run(Spec.parse(result.backend), [case])
+            result = again if again.verdict is result.verdict else result
+        where = _only_node(case) if result.unlocated else None
+        return result if where is None else replace(result, where=where)
 
     def again(self, spec: Spec, case_id: str) -> Result:
         """Run a case alone, on a new runner."""
@@ -185,8 +185,12 @@ class NotRun:
 
 
 def _only_node(case: Case) -> Place | None:
-    """Return the place of the only node that computes; None if there are several."""
+    """Return the place of the only node that computes more than copies; None if there are several.
+
+    A case of an op may copy parts of its result, such as a state, into outputs.
+    """
     nodes = [(k, i, n) for k, s in enumerate(case.steps) for i, n in enumerate(s.graph) if computes(n)]
+    nodes = [node for node in nodes if node[2].op not in COPIES] or nodes
     if len(nodes) != 1:
         return None
     ((k, i, node),) = nodes

@@ -953,11 +953,14 @@ def test_an_error_in_a_case_of_one_node_is_that_nodes() -> None:
 
 
 @pytest.mark.usefixtures("unranked")
-def test_wrong_numbers_of_one_node_are_that_nodes_however_late() -> None:
-    """Once the time is over nothing runs again, and the cause names the op all the same."""
-    wrong = Result("ops/SQR-f32-ne=10x5@1", "cpu", Verdict.FAIL, notes=("wrong",))
+@pytest.mark.parametrize(
+    ("case", "op"), [("ops/SQR-f32-ne=10x5@1", "SQR"), ("ops/RWKV_WKV7-f32-ne=32x2x5,v=off@85", "RWKV_WKV7")]
+)
+def test_wrong_numbers_of_one_node_are_that_nodes_however_late(case: str, op: str) -> None:
+    """Once the time is over nothing runs again, and the cause names the op all the same, not one that copies."""
+    wrong = Result(case, "cpu", Verdict.FAIL, notes=("wrong",))
     (cause,) = Cases(Isolation(), clock=_clock(1.0).__next__).find([wrong], 0.5)
-    assert (cause.op, cause.verdict) == ("SQR", Verdict.FAIL)
+    assert (cause.op, cause.verdict) == (op, Verdict.FAIL)
 
 
 def test_whole_models_that_fail_alike_are_one_cause() -> None:
