@@ -135,7 +135,6 @@ class GgmlBackend(Backend):
                 f"its buffer types: {', '.join(self._bufts)}"
             )
         self._weights = self._bufts[buffer] if buffer else self._buft
-        self._backend: int | None = None
         self._cpu = library.device("CPU") if mode == "sched" else 0
         self.by_case = self._cpu not in (0, self._device)
         self._split: tuple[Case, list[frozenset[Tensor]] | None] | None = None
@@ -146,8 +145,8 @@ class GgmlBackend(Backend):
         if self._server is None and not on_host:
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
         self.fragile = library.software(self._device)
-        if mode == "graph":
-            self._backend = library.start(self._device, self._threads, ref=self._ref)
+        # with a scheduler, too: ggml-opencl's buffer types answer nothing before, they read a null pointer
+        self._backend: int | None = library.start(self._device, self._threads, ref=self._ref)
 
     def info(self) -> DeviceInfo:
         """Return the library's version, its device, and the CPU features it uses."""

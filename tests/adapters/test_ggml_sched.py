@@ -48,6 +48,20 @@ def direct() -> Iterator[GgmlBackend]:
     made.close()
 
 
+def test_a_device_is_started_before_its_buffer_types_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ggml-opencl's buffer types read a null pointer before."""
+    started: list[int] = []
+    start = Library.start
+
+    def recorded(library: Library, device: int, threads: int, *, ref: bool = False) -> int:
+        started.append(device)
+        return start(library, device, threads, ref=ref)
+
+    monkeypatch.setattr(Library, "start", recorded)
+    with closing(GgmlBackend(mode="sched")):
+        assert len(started) == 1
+
+
 def played(backend: GgmlBackend, case: Case) -> tuple[list[dict[Tensor, Bytes]], list[Bytes], Witness]:
     """Outputs of each step, caches at the end, witness."""
     with backend.open(case) as session:
