@@ -20,7 +20,7 @@ from conformance.case.demands import PROGRAMS
 from conformance.ggml.arithmetic import Arithmetic, requantising
 from conformance.ggml.graph import Graph
 from conformance.ggml.quants.requant import mode_named, weight_form
-from conformance.ggml.tensor import Tensor, computes
+from conformance.ggml.tensor import Tensor, computes, contiguous_nb
 from conformance.ggml.types import BF16, F16, F32, I32
 
 from .compile import CompiledModel, ModelCache, compiler, executed, one_of
@@ -293,6 +293,8 @@ STORED = frozenset({F32, F16, BF16, I32, *BLOCKS})
 
 
 def _strides(node: Tensor) -> str:
+    if node.view_src is None and node.nb != contiguous_nb(node.type, node.ne):
+        return f"its result has strides {node.nb}, those of a contiguous one expected"
     for t in (node, *node.src):
         if t is None:
             continue

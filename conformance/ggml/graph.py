@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Container, Hashable, Iterable, Iterator
+from itertools import accumulate
 
 from .errors import GraphError
 from .ops.op import check_node
@@ -114,11 +116,22 @@ def _check_limits(t: Tensor) -> None:
         raise GraphError(f"{t}: name is longer than {MAX_NAME - 1} bytes")
 
 
+def _is_dense(t: Tensor) -> bool:
+    """Return True if `t` is contiguous, or the result of a node whose dimensions are in another order without gaps."""
+    if t.nb == contiguous_nb(t.type, t.ne):
+        return True
+    if t.op == "NONE" or t.type.blck_size > 1:
+        return False
+    order = sorted(range(len(t.ne)), key=lambda i: (t.nb[i], t.ne[i]))
+    sizes = accumulate((t.ne[i] for i in order[:-1]), operator.mul, initial=t.type.type_size)
+    return all(t.nb[i] == size or t.ne[i] == 1 for i, size in zip(order, sizes, strict=True))
+
+
 def _check_bytes(t: Tensor) -> None:
     if t.view_src is None:
         if t.view_offs:
             raise GraphError(f"{t}: view_offs {t.view_offs} without a view_src")
-        if t.nb != contiguous_nb(t.type, t.ne):
+        if not _is_dense(t):
             raise GraphError(f"{t}: owns its bytes, so its strides must be {contiguous_nb(t.type, t.ne)}, {t.nb} found")
         return
     if t.view_src.view_src is not None:

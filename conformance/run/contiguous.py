@@ -66,7 +66,10 @@ class _Copying:
         into = src[at] if writes_in_place(node) else None
         if into is None or node.op in _STORES or _is_plain(into):
             dense[at] = into or dense[at]
-            self.replacements[node] = self._append(like(node, dense, view_src))
+            copied = like(node, dense, view_src)
+            if view_src is None:
+                copied.nb = contiguous_nb(node.type, node.ne)
+            self.replacements[node] = self._append(copied)
         elif node.op == "SET":
             ne, nb, offset = part(node)
             window = self._append(self.b.view_4d(into, *ne, *nb[1:], offset))

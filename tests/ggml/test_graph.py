@@ -103,6 +103,7 @@ BROKEN: dict[str, tuple[dict[str, object], str]] = {
     "name too long": ({"name": "é" * 32}, "63 bytes"),
     "offset of an owner": ({"view_offs": 4}, "without a view_src"),
     "gaps in an owner": ({"nb": (4, 32, 32, 32)}, "owns its bytes"),
+    "another order in a leaf": ({"ne": (4, 3, 1, 1), "nb": (12, 4, 48, 48)}, "owns its bytes"),
     "broken block": ({"type": Q4_0, "ne": (33, 1, 1, 1)}, "multiple of q4_0's block"),
     "stride of blocks": ({"type": Q4_0, "ne": (32, 1, 1, 1), "nb": (4, 18, 18, 18)}, "nb\\[0\\] of a block type"),
     "view of a view": ({"view_src": B.view_1d(x(4), 4, 0)}, "itself a view"),

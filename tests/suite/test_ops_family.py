@@ -16,6 +16,8 @@ from conformance.case.case import Case
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.op import DECLARATIONS
+from conformance.ggml.quants import to_float
+from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
 from conformance.ggml.types import F16, F32, GLU_OPS, Q8_0, UNARY_OPS
 from conformance.suite.data import blind, causal
@@ -297,7 +299,7 @@ def test_every_matrix_under_the_hint_is_a_hadamard_matrix(ne: str) -> None:
 def test_sorted_rows_hold_different_values() -> None:
     """ARGSORT and TOP_K have one right answer each, but for ties by design."""
     for case_id in STANDARD:
-        if _op(case_id) in {"ARGSORT", "TOP_K"} and "data=ties" not in case_id:
+        if _op(case_id) in {"ARGSORT", "TOP_K"} and "data=ties" not in case_id and "form=" not in case_id:
             case = build(case_id)
             a = case.steps[0].graph.nodes[-1].src[0]
             assert a is not None
@@ -428,3 +430,35 @@ def test_wrong_ids_are_explained(case_id: str, message: str) -> None:
     """What is wrong with an id is said with what may stand there."""
     with pytest.raises(UsageError, match=message):
         build(case_id)
+
+
+@pytest.mark.parametrize(("type_", "field", "values"), [("nvfp4", "d", range(256)), ("mxfp4", "e", range(2, 255))])
+def test_bytes_has_every_scale_of_one_byte(type_: str, field: str, values: range) -> None:
+    """Also those that no quantiser writes."""
+    case = build(f"ops/GET_ROWS-{type_}+i32-a=256x65,n=33,data=bytes@0")
+    weight, raw = next(iter(case.persistent.items()))
+    assert set(np.unique(raw.view(BLOCK[weight.type])[field]).tolist()) == set(values)
+
+
+@pytest.mark.parametrize("op", ["UNARY.EXP", "SQR"])
+@pytest.mark.parametrize(("type_", "largest"), [("f32", 3.4028235e38), ("f16", 65504.0), ("bf16", 3.3895314e38)])
+def test_last_comes_near_the_largest_result_and_not_beyond(op: str, type_: str, largest: float) -> None:
+    """Each result is finite in its type; a quarter of the largest is the step of BF16 there."""
+    case = build(f"ops/{op}-{type_}-ne=67x4,data=last@0")
+    leaf, raw = next(iter(case.steps[0].inputs.items()))
+    stored = raw.view({"f32": "<f4", "f16": "<f2", "bf16": "<u2"}[type_])
+    x = to_float(leaf.type, stored).astype(np.float64)
+    y = np.exp(x) if op == "UNARY.EXP" else x * x
+    assert 0.75 * largest < y.max() <= largest
+
+
+@pytest.mark.parametrize("form", ["softmax", "sigmoid", "biased"])
+def test_scores_of_a_router_are_far_apart(form: str) -> None:
+    """No rounding of float32 changes which experts a token has."""
+    case = build(f"ops/ARGSORT-f32-ne=576x33,order=DESC,form={form},n_used=4@0")
+    leaves = (*case.persistent.items(), *case.steps[0].inputs.items())
+    values = {t.name: d.view("<f4").astype(np.float64) for t, d in leaves}
+    x = values["a"].reshape(33, 576)
+    scores = np.exp(x) / np.exp(x).sum(1, keepdims=True) if form == "softmax" else 1 / (1 + np.exp(-x))
+    scores = np.sort(scores + values.get("exp_probs_b.bias", 0.0))
+    assert (np.diff(scores) > 1e-5 * scores[:, 1:]).all()

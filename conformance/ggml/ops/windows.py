@@ -75,15 +75,17 @@ def conv_output_size(n: int, k: int, stride: int, padding: int, dilation: int) -
 
 
 def _conv_2d_dw(t: Tensor) -> Layout:
-    """Lay out `ggml_conv_2d_dw_direct`: a [KW, KH, 1, C] and b [W, H, C, N] to [OW, OH, C, N]."""
+    """Lay out `ggml_conv_2d_dw_direct`: a [KW, KH, 1, C] and b [W, H, C, N] to [OW, OH, C, N], channels as in b."""
     a, b, p = operand(t), operand(t, 1), t.params
     if p.stride0 < 1 or p.stride1 < 1:
         raise GraphError(f"strides must be positive, {p.stride0} and {p.stride1} found")
-    if b.nb[0] > b.nb[2] == b.type.type_size and b.nb[1] > b.nb[0]:
-        raise GraphError("channels innermost: the result would own its bytes in that order, which no case can hold")
     ow = conv_output_size(b.ne[0], a.ne[0], p.stride0, p.pad0, p.dilation0)
     oh = conv_output_size(b.ne[1], a.ne[1], p.stride1, p.pad1, p.dilation1)
-    return fresh(b.type, (ow, oh, b.ne[2], b.ne[3]))
+    type_, ne, nb, _, _ = fresh(b.type, (ow, oh, b.ne[2], b.ne[3]))
+    if b.nb[0] > b.nb[2] == b.type.type_size and b.nb[1] > b.nb[0]:
+        channels = b.ne[2] * b.type.type_size
+        nb = channels, ow * channels, b.type.type_size, nb[3]
+    return type_, ne, nb, None, 0
 
 
 def _roll(t: Tensor) -> Layout:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from conformance.suite.grid import Grid, grid, operands, points
 
-from .bench import BLOCKS_32, BLOCKS_256, FLOATS, RARE, RARE_STORED, VIEWS, same
+from .bench import BLOCKS, BLOCKS_32, BLOCKS_256, FLOATS, RARE, RARE_STORED, VIEWS, same
 
 LARGEST = 1 << 21
 """Number of elements of an id's shapes above which a row takes too long."""
@@ -194,6 +194,23 @@ FURTHER: tuple[Grid, ...] = (
     grid("CPY", same(FLOATS), a="{c}x{n}x{z}", va="- pad p0213 p1023", vb="- pad rows slab p1023").where(
         c="1 12 33", n="1 5 33", z="1 3"
     ),
+    grid("MUL_MAT", operands(f"{FLOATS} {BLOCKS_32} iq4_nl", "f32"), a="{k}x{m}", b="{k}x1").where(
+        k="32 256 1024", m="511 512 513 576 640 1000 1152"
+    ),
+    grid("MUL_MAT", operands(_LARGE_BLOCKS, "f32"), a="{k}x{m}", b="{k}x1").where(
+        k="256 512 1024", m="511 512 513 576 640 1000 1152"
+    ),
+    grid("MUL_MAT", operands(f"{FLOATS} {BLOCKS} {RARE}", "f32"), a="256x{m}", b="256x{n}", glu="REGLU GEGLU SWIGLU")
+    .where(m="7 32 33", n="1 2 5 8 9"),
+    grid("MUL_MAT_ID", operands(f"{FLOATS} {BLOCKS} {RARE}", "f32"), as_="256x{m}x{e}", n_used="1 2 4",
+         n_tokens="1 2 5 8 9", glu="REGLU GEGLU SWIGLU").where(m="7 32", e="4 6 33"),
+    grid("ARGSORT TOP_K ARGMAX SUM_ROWS CUMSUM SOFT_MAX RMS_NORM", "f32", ne="{c}x{n}").where(
+        c="1025 2048 4095", n="128 255 256 257 512"
+    ),
+    grid("ARGSORT", "f32", ne="{e}x{n}", order="DESC", form="softmax sigmoid biased", n_used="1 2 4").where(
+        e="4 6 8 12 32 40 60 64 72 96 128 160 192 256 384 512 576", n="1 2 9 33"
+    ),
+    grid("SIN COS", "f32 f16", ne="{c}x{n}{z}", form="snake").where(c="1 7 64 256", n="1 5 33", z="x3 x1x2 x2x3"),
     grid("REPEAT_BACK", "f32", ne="4x6 4x6x2 4x2x32768 4x2x32769", to="2x2 4x1"),
     grid("CROSS_ENTROPY_LOSS CROSS_ENTROPY_LOSS_BACK", "f32", ne="{c}x{n}").where(
         c="12256 12257 12288 12289 16385", n="1 2"

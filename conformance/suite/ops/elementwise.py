@@ -225,7 +225,7 @@ _UNARY = [f"UNARY.{op}" for op in UNARY_OPS if op != "XIELU"]
 _SMOOTH = " ".join(_UNARY)
 _DEFINED = "UNARY.ABS UNARY.NEG UNARY.SGN UNARY.STEP UNARY.RELU UNARY.FLOOR UNARY.CEIL UNARY.TRUNC UNARY.TANH SQR"
 _ROUNDING = "UNARY.FLOOR UNARY.CEIL UNARY.ROUND UNARY.TRUNC"
-_KEYS = f"ne=SHAPE vne= {INPLACE} special=|edge|nan|half data=|range"
+_KEYS = f"ne=SHAPE vne= {INPLACE} special=|edge|nan|half data=|range|last"
 
 
 @cases(
@@ -247,6 +247,7 @@ _KEYS = f"ne=SHAPE vne= {INPLACE} special=|edge|nan|half data=|range"
     ),
     wide=(
         grid(FLOATS, ne="67x4", data="range"),
+        grid("UNARY.EXP SQR", FLOATS, ne="67x4", data="last"),
         grid("UNARY.SILU UNARY.GELU UNARY.NEG SQR", "f32", ne="255x3 257x3 511x3 512x3 513x3 65537 3x65537"),
     ),
     smoke=("UNARY.SILU-f32-ne=67x4,data=range",),

@@ -21,12 +21,15 @@ _ANY, _ANY32, _RARE = operands(PLAIN, "f32"), operands(f"{FLOATS} {BLOCKS_32}", 
 _FEW = operands("f32 f16 bf16 q4_0 q8_0 q4_K", "f32")
 _FIVE = operands("f32 f16 q4_0 q8_0 q4_K", "f32")
 _LONG = operands("f16 q4_0 q8_0 q4_K q6_K", "f32")
+_GLU = "|REGLU|GEGLU|SWIGLU"
+"""Units that backends fuse with the two products before them."""
 _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
 
 
 @cases(
     "MUL_MAT",
-    keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD data=|positive|scales|sums|beyond",
+    keys=f"a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD glu={_GLU} "
+    "data=|positive|scales|sums|beyond|bytes",
     types="a b",
     standard=(
         grid(_ANY, a="256x16", b="256x1 256x2 256x4 256x7 256x16"),
@@ -80,6 +83,8 @@ _HADAMARD: Keys = {"hint": "SRC0_IS_HADAMARD"}
         grid(operands(f"f32 bf16 {BLOCKS} {RARE}", "f32"), a="256x9", b="256x1 256x9 256x33", data="beyond"),
         grid(_ANY, a="256x16", b="256x5x3 256x1x4x2"),
         grid(operands(f"{BLOCKS} {RARE}", "f32"), a="256x31 256x129", b="256x1 256x5 256x9 256x33"),
+        grid(operands("f32 f16 q4_0 q8_0", "f32"), a="32x128257 32x262145", b="32x1"),
+        grid("nvfp4+f32", a="256x9", b="256x1 256x9", data="bytes"),
     ),
     smoke=(
         "MUL_MAT-f32+f32-a=2048x4,b=2048x20,data=positive",
@@ -152,6 +157,9 @@ def _mul_mat(bench: Bench) -> Tensor:
     a = bench.operand("blk.0.weight", type_a, v["a"], fill, v["va"], keep=True)
     b = bench.operand("b", type_b, v["b"], values, v["vb"])
     out = bench.b.mul_mat(a, b)
+    if v["glu"]:
+        up = bench.operand("blk.0.up.weight", type_a, v["a"], values, v["va"], keep=True)
+        return bench.b.glu_split(out, bench.b.mul_mat(up, b), v["glu"])
     if v["prec"]:
         bench.b.prec_set_acc(out, PREC[v["prec"]])
     if is_hadamard:
@@ -176,7 +184,7 @@ def _check_hadamard(bench: Bench) -> None:
 
 @cases(
     "MUL_MAT_ID",
-    keys="as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids= pick=|last|twice data=|scales|beyond",
+    keys=f"as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids= pick=|last|twice glu={_GLU} data=|scales|beyond|bytes",
     types="as b",
     smoke=(
         "MUL_MAT_ID-f16+f32-as=256x6x8,n_used=6,n_tokens=1,n_b=3,vas=pad,vb=slab,vids=rows",
@@ -199,6 +207,7 @@ def _check_hadamard(bench: Bench) -> None:
         grid(operands(f"{BLOCKS} {RARE}", "f32"), as_="256x5x4", n_used=2, n_tokens=3, data="scales"),
         grid(operands(f"f32 bf16 {BLOCKS} {RARE}", "f32"), as_="256x5x4", n_used=2, n_tokens="1 9", data="beyond"),
         grid(_ANY, as_="256x9x5 256x9x129", n_used=3, n_tokens="1 9 33", pick="last twice"),
+        grid("nvfp4+f32", as_="256x5x4", n_used=2, n_tokens="1 9", data="bytes"),
         grid(
             operands("f32 q4_0", "f32"),
             shape=points(
@@ -236,7 +245,11 @@ def _mul_mat_id(bench: Bench) -> Tensor:
     as_ = bench.operand("blk.0.ffn_exps.weight", bench.types[0], v["as"], normal(), v["vas"], keep=True)
     b = bench.operand("b", bench.types[1], (k, v["n_b"] or v["n_used"], v["n_tokens"], 1), normal(), v["vb"])
     ids = bench.lists("ids", I32, (v["n_used"], v["n_tokens"], 1, 1), n_expert, v["vids"], v["pick"])
-    return bench.b.mul_mat_id(as_, b, ids)
+    out = bench.b.mul_mat_id(as_, b, ids)
+    if not v["glu"]:
+        return out
+    up = bench.operand("blk.0.ffn_up_exps.weight", bench.types[0], v["as"], normal(), v["vas"], keep=True)
+    return bench.b.glu_split(out, bench.b.mul_mat_id(up, b, ids), v["glu"])
 
 
 @cases(

@@ -20,7 +20,7 @@ from conformance.ggml.quants import from_float
 from conformance.ggml.quants.blocks import BLOCK, SCALES, random_blocks
 from conformance.ggml.quants.write import WRITE
 from conformance.ggml.tensor import Bytes, Dims
-from conformance.ggml.types import F16, IQ1_M, IQ4_NL, MXFP4, NVFP4, GGMLType
+from conformance.ggml.types import BF16, F16, IQ1_M, IQ4_NL, MXFP4, NVFP4, GGMLType
 from conformance.suite.data import Fill, encode, normal, uniform, whole
 
 Make = Callable[[GGMLType, Stream, Dims], Bytes]
@@ -82,6 +82,21 @@ def _around(fill: Fill) -> Fill:
         return np.where((np.abs(x) >= 87) & (np.abs(x) < 89), x / 2, x)
 
     return filled
+
+
+_LARGEST = {F16: 65504.0, BF16: 255 * 2.0**120}
+"""Type -> its largest number, if it is not that of F32."""
+
+
+def _last(op: str, type_: GGMLType) -> Regime:
+    """Return the last arguments for which the result of EXP or SQR is finite: 1 part in 64 of their range.
+
+    The largest argument itself is left out: its result may round to infinity.
+    """
+    inverse = math.sqrt if op == "SQR" else math.log
+    largest = inverse(_LARGEST.get(type_, float(np.finfo(np.float32).max)))
+    step = 1e-5 if type_ not in _LARGEST else 2.0 ** math.floor(math.log2(largest)) / (2048 if type_ is F16 else 256)
+    return {"a": _filled(uniform(largest * 63 / 64, largest - step))}
 
 
 _LEFT_OUT = {
@@ -171,6 +186,14 @@ def _scaled(most: bool, type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
     return b.view(np.uint8)
 
 
+def _bytes(type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
+    """Return random blocks with every byte as a scale; none of E8M0 that is NaN or subnormal, which devices flush."""
+    b = random_blocks(type_, s.words, math.prod(ne) // type_.blck_size).reshape(-1).view(BLOCK[type_])
+    name, scales = ("e", np.arange(2, 255)) if type_ is MXFP4 else ("d", np.arange(256))
+    b[name] = np.resize(scales, b[name].shape)
+    return b.view(np.uint8)
+
+
 def _positive(type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
     values = uniform(0.5, 1.5)
     if type_ not in WRITE:
@@ -213,6 +236,8 @@ _WORDS: _Words = {
     # ggml does not write the quants of IQ4_NL for a block of zeros
     "borders": lambda _op, types: {"": dict.fromkeys("ab", _filled(partial(_borders, zeros=IQ4_NL not in types)))},
     "scales": lambda _op, _types: {"least": _scales(most=False), "most": _scales(most=True)},
+    "bytes": lambda _op, _types: {"": dict.fromkeys(_WEIGHTS, _bytes)},
+    "last": lambda op, types: {"": _last(op, types[0])},
     "beyond": lambda _op, _types: {"": {"b": _filled(_span(14, 19))}},
     "large": lambda _op, _types: {"": _LARGE},
     "rising": lambda _op, _types: {"": _RISING},
@@ -222,7 +247,8 @@ _WORDS: _Words = {
 `range`: the first operand over its range; `both`: two of them alike. `positive`: no cancellation. `casts`: limits of
 F16 and BF16. `sums`: sums of 1,024 products exceed the largest F16. `far`: a mean of twelve deviations. `borders`:
 limits of the quantisers. `scales`: blocks with the smallest and with the largest scales. `beyond`: activations up to
-eight times the largest F16. `large`: attention whose scores before the scale, and sums of V, exceed it. `rising`:
+eight times the largest F16. `bytes`: every byte as a block's scale. `last`: arguments before the result overflows.
+`large`: attention whose scores before the scale, and sums of V, exceed it. `rising`:
 scores that grow by 200 along a row, so that the largest come last.
 """
 

@@ -13,7 +13,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Dims, Tensor, dims
 from conformance.ggml.types import F32, I32
-from conformance.suite.data import Fill, distinct, integers, normal, uniform, values
+from conformance.suite.data import Fill, distinct, integers, normal, uniform, values, whole
 from conformance.suite.grid import grid, operands, points
 
 from .bench import BLOCKS, BLOCKS_256, FLOATS, INPLACE, ONE_ROW, PLAIN, RARE, RARE_STORED, VIEWS, Bench, Timed, cases
@@ -113,7 +113,7 @@ _SORTED = "3x3 2x3 16x10 60x10 7x5x3x2 128x4x2 513x3 1024x2"
 
 @cases(
     "ARGSORT",
-    keys="ne=SHAPE vne= order=ASC|DESC data=|ties|negative",
+    keys="ne=SHAPE vne= order=ASC|DESC form=|softmax|sigmoid|biased n_used=2 data=|ties|negative",
     standard=(
         grid("f32", ne=_SORTED, order="ASC DESC"),
         grid("f32", ne="24x6x3", vne="pad off flat", order="ASC DESC"),
@@ -122,6 +122,7 @@ _SORTED = "3x3 2x3 16x10 60x10 7x5x3x2 128x4x2 513x3 1024x2"
     wide=(
         grid("f32", ne="7x9 64x9 1025x9", order="ASC DESC", data="ties negative"),
         grid("f32", ne="3x65537", order="ASC DESC"),
+        grid("f32", ne="151936x2", order="ASC DESC"),
     ),
     full=(
         grid("f32", ne="8192x17 2x4097 2048x2x1x3", order="ASC DESC"),
@@ -150,10 +151,29 @@ def _sort(bench: Bench) -> Tensor | Sequence[Tensor]:
     v = bench.v
     if v["data"] == "ties":
         return _sort_ties(bench)
-    a = bench.first("a", "ne", _distinct(bench))
     if bench.id.op == "TOP_K":
-        return bench.b.top_k(a, v["k"])
+        return bench.b.top_k(bench.first("a", "ne", _distinct(bench)), v["k"])
+    if v["form"]:
+        return _router(bench)
+    a = bench.first("a", "ne", _distinct(bench))
     return bench.b.argsort(a, SORT_ORDER[v["order"]])
+
+
+def _router(bench: Bench) -> Sequence[Tensor]:
+    """Build the router of an expert layer, which backends fuse: experts by token, and their weights.
+
+    A bias is a whole number, so that no two scores of a token are nearly equal.
+    """
+    v, b = bench.v, bench.b
+    n_expert, n_tokens = v["ne"][:2]
+    logits = bench.first("a", "ne", distinct(-4.0, 4.0))
+    probs = b.soft_max(logits) if v["form"] == "softmax" else b.unary(logits, "SIGMOID")
+    scores = probs
+    if v["form"] == "biased":
+        scores = b.add(probs, bench.leaf("exp_probs_b.bias", F32, dims(n_expert), whole(0, 3), keep=True))
+    experts = b.view_2d(b.argsort(scores, SORT_ORDER.DESC), v["n_used"], n_tokens, 4 * n_expert, 0)
+    weights = b.reshape_2d(_picked(bench, probs, experts), v["n_used"], n_tokens)
+    return experts, b.div(weights, b.clamp(b.sum_rows(weights), 6.103515625e-5, math.inf))
 
 
 def _distinct(bench: Bench) -> Fill:
@@ -283,7 +303,7 @@ _GOT = f"{FLOATS} i32 {BLOCKS}"
 
 @cases(
     "GET_ROWS",
-    keys="a=SHAPE n=1 va= vids= data=|scales",
+    keys="a=SHAPE n=1 va= vids= data=|scales|bytes",
     types="a ids",
     standard=(
         grid(operands(_GOT, "i32"), a="256x5", n="1 9"),
@@ -295,6 +315,8 @@ _GOT = f"{FLOATS} i32 {BLOCKS}"
         grid(operands(RARE, "i32"), variant=points("a=256x5,n=9 a=256x6x3x2,n=4 a=256x6x3x2,n=4,va=pad")),
         grid(operands(RARE, "i32"), a="256x6x3", n=4, va="p0213"),
         grid(operands(f"{BLOCKS} {RARE}", "i32"), a="256x9", n=12, data="scales"),
+        grid("nvfp4+i32 mxfp4+i32", a="256x9 256x65", n=33, data="bytes"),
+        grid(operands("f32 f16 q4_0 q8_0", "i32"), a="32x262145", n=40),
         grid(operands("f32 f16 q4_0 q8_0", "i32"), shape=points("a=32x131080,n=40 a=32x9,n=65540")),
     ),
     smoke=(

@@ -6,7 +6,7 @@ from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32
 from conformance.suite.data import normal, values
-from conformance.suite.grid import grid, operands
+from conformance.suite.grid import grid, operands, points
 
 from .bench import VIEWS, Bench, cases
 
@@ -121,7 +121,16 @@ def _im2col(bench: Bench) -> Tensor:
         grid("f32+f32", a="1x1x1x6 5x2x1x6 2x7x1x6", b="20x15x6x3", k="1x2x1x0x2x1 3x1x0x4x1x3"),
         "CONV_2D_DW-f32+f32-a=3x3x1x64,b=32x8x64x2,k=2x1x1x1x1x1",
     ),
-    wide=(grid("f16+f32", a="1x1x1x6 5x2x1x6 3x3x1x6", b="20x15x6x3", k="1x2x1x0x2x1 3x1x0x4x1x3"),),
+    wide=(
+        grid("f16+f32", a="1x1x1x6 5x2x1x6 3x3x1x6", b="20x15x6x3", k="1x2x1x0x2x1 3x1x0x4x1x3"),
+        grid(
+            "f32+f32",
+            shape=points("a=3x3x1x9,b=17x34x9x1 a=5x2x1x6,b=20x15x6x3 a=3x3x1x64,b=16x8x64x2"),
+            k="1x1x1x1x1x1 2x2x1x1x1x1 1x2x1x0x2x1",
+            src0="p3201",
+            src1="p2013",
+        ),
+    ),
     smoke=("CONV_2D_DW-f16+f32-a=3x3x1x6,b=20x15x6x3,k=1x2x1x0x2x1",),
     full=("CONV_2D_DW-f32+f32-a=7x7x1x128,b=64x64x128,k=1x1x3x3x1x1",),
 )
