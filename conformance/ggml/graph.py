@@ -117,7 +117,7 @@ def _check_limits(t: Tensor) -> None:
 
 
 def _is_dense(t: Tensor) -> bool:
-    """Return True if `t` is contiguous, or the result of a node whose dimensions are in another order without gaps."""
+    """Return True if `t` is contiguous, or a node's result without gaps, in any order."""
     if t.nb == contiguous_nb(t.type, t.ne):
         return True
     if t.op == "NONE" or t.type.blck_size > 1:

@@ -75,7 +75,10 @@ def conv_output_size(n: int, k: int, stride: int, padding: int, dilation: int) -
 
 
 def _conv_2d_dw(t: Tensor) -> Layout:
-    """Lay out `ggml_conv_2d_dw_direct`: a [KW, KH, 1, C] and b [W, H, C, N] to [OW, OH, C, N], channels as in b."""
+    """Lay out `ggml_conv_2d_dw_direct`: [KW, KH, 1, C] and [W, H, C, N] to [OW, OH, C, N].
+
+    The order of the result's channels in memory is that of b.
+    """
     a, b, p = operand(t), operand(t, 1), t.params
     if p.stride0 < 1 or p.stride1 < 1:
         raise GraphError(f"strides must be positive, {p.stride0} and {p.stride1} found")

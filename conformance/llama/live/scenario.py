@@ -86,7 +86,7 @@ def ids_of(arch: str) -> list[str]:
 
 
 def in_turns(archs: Sequence[str]) -> list[str]:
-    """Return the ids of all scenarios: each with one architecture, then with another, until each had all.
+    """Return the ids of all scenarios: each with one architecture, then each with another.
 
     So a short run asks every scenario and every kind of memory.
     """

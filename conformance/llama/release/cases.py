@@ -185,7 +185,7 @@ class NotRun:
 
 
 def _only_node(case: Case) -> Place | None:
-    """Return the place of the only node that computes more than copies; None if there are several.
+    """Return the place of the only node that does more than copy; None if there are several.
 
     A case of an op may copy parts of its result, such as a state, into outputs.
     """

@@ -268,12 +268,12 @@ class Causes:
 
 
 def _first_new(cause: Cause, failed: Collection[str]) -> Cause:
-    """Return the cause with the cases first that pass on the base, whose `failed` ones fail there in another way."""
+    """Return the cause with those cases first that pass on the base (not in `failed`)."""
     return replace(cause, cases=tuple(sorted(cause.cases, key=failed.__contains__)))
 
 
 def _by_chance(new: int, fixed: int) -> float:
-    """Return how probable so many new cases are if each build fails as often in a case of either.
+    """Return how probable so many new cases are if both builds fail equally often.
 
     McNemar's exact test, one-sided: the sum of C(n, k) / 2^n for k from `new` to n = `new` + `fixed`.
     """

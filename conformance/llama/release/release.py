@@ -98,7 +98,7 @@ def plan(
 def _changed(
     targets: Sequence[Target], changed: Mapping[str, Sequence[str]], level: Level, *, models: bool
 ) -> Iterator[Sweep]:
-    """Yield cases of changed code, a case of each other op, what takes a minute, and more of changed code.
+    """Yield cases of changed code, a case of each other op, short stages, more of changed code.
 
     Nothing if no case reaches changed code.
     """

@@ -89,7 +89,7 @@ _LARGEST = {F16: 65504.0, BF16: 255 * 2.0**120}
 
 
 def _last(op: str, type_: GGMLType) -> Regime:
-    """Return the last arguments for which the result of EXP or SQR is finite: 1 part in 64 of their range.
+    """Return the last 64th of the arguments for which EXP or SQR is finite.
 
     The largest argument itself is left out: its result may round to infinity.
     """
@@ -187,7 +187,10 @@ def _scaled(most: bool, type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
 
 
 def _bytes(type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
-    """Return random blocks with every byte as a scale; none of E8M0 that is NaN or subnormal, which devices flush."""
+    """Return random blocks with every byte as a scale.
+
+    None of E8M0 is NaN or subnormal, which devices flush.
+    """
     b = random_blocks(type_, s.words, math.prod(ne) // type_.blck_size).reshape(-1).view(BLOCK[type_])
     name, scales = ("e", np.arange(2, 255)) if type_ is MXFP4 else ("d", np.arange(256))
     b[name] = np.resize(scales, b[name].shape)

@@ -160,7 +160,7 @@ def _sort(bench: Bench) -> Tensor | Sequence[Tensor]:
 
 
 def _router(bench: Bench) -> Sequence[Tensor]:
-    """Build the router of an expert layer, which backends fuse: experts by token, and their weights.
+    """Build the router of an expert layer, which backends fuse: experts and their weights.
 
     A bias is a whole number, so that no two scores of a token are nearly equal.
     """

@@ -57,7 +57,9 @@ class Setting:
     largest: int = 0
     """`ggml_backend_buft_get_max_size` in bytes; 0 for no limit."""
     extra: int = 0
-    """Bytes behind each product that a device writes, so it asks for them (`ggml_backend_buft_get_alloc_size`)."""
+    """Bytes behind each product that a device writes.
+
+    It asks for them in `ggml_backend_buft_get_alloc_size`."""
     optimize: int = 0
     """0, `SORTS` or `ASKS`."""
     fail: Fail = Fail()
