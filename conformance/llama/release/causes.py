@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb, inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
@@ -58,6 +58,10 @@ class SharedCause:
     devices: list[str] = field(default_factory=list)
     note: str = ""
     """Why it is not called new or fixed, if that is not obvious."""
+    firm: bool = False
+    """True if its smallest case differs each time.
+
+    Alone, it failed `RIGHT` times, and passed as often on the other side."""
     shared: bool = False
     """True if a case of a STILL cause fails in the same way on the base."""
     cases: dict[str, list[str]] = field(default_factory=dict)
@@ -86,6 +90,15 @@ class SharedCause:
         """Add the cases of these failures."""
         for r in results:
             self.cases.setdefault(r.backend, []).append(r.case)
+
+
+class Confirmed(NamedTuple):
+    """The result of a cause's smallest case, run again on both sides."""
+
+    state: State
+    note: str = ""
+    firm: bool = False
+    """True if it differed each time: `SharedCause.firm`."""
 
 
 class Causes:
@@ -177,18 +190,19 @@ class Causes:
         self, target: Target, search: CauseSearch, state: State, cause: Cause, earlier: Sequence[SharedCause]
     ) -> SharedCause:
         """Add a cause, or its device to one with the same id or to an `earlier` one that is alike."""
-        state, note = self._confirmed(target, search, state, cause)
+        state, note, firm = self._confirmed(target, search, state, cause)
         known = [f for f in self._found if f.cause.id == cause.id] + [f for f in earlier if _alike(f.cause, cause)]
         found = next((f for f in known if f.state is state), None)
         if found is None:
             found = SharedCause(cause, state, note=note)
             self._found.append(found)
+        found.firm |= firm
         found.shared |= state is State.STILL and bool(note)
         found.take(SharedCause(cause, state, [target.name]))
         return found
 
-    def _confirmed(self, target: Target, search: CauseSearch, state: State, cause: Cause) -> tuple[State, str]:
-        """Run the smallest case again on both sides; return the resulting state and a note.
+    def _confirmed(self, target: Target, search: CauseSearch, state: State, cause: Cause) -> Confirmed:
+        """Run the smallest case again on both sides.
 
         Without time for that it stays in its state, and the note says so.
         """
@@ -196,57 +210,55 @@ class Causes:
         sides = {State.NEW: new, State.WORSE: new, State.FIXED: new[::-1]}
         own, other = sides.get(state, (None, None))
         if own is not None and (self._over() or (state is State.FIXED and self._clock() >= self._end)):
-            return state, NOT_AGAIN
+            return Confirmed(state, NOT_AGAIN)
         found = self._compared(own, other, search, state, cause)
-        return (state, NOT_AGAIN) if own is not None and self._over() else found  # it may have been cut short
+        return Confirmed(state, NOT_AGAIN) if own is not None and self._over() else found  # it may have been cut short
 
     def _over(self) -> bool:
         return self._clock() > self._end + self._grace
 
     def _compared(
         self, own: Spec | None, other: Spec | None, search: CauseSearch, state: State, cause: Cause
-    ) -> tuple[State, str]:
+    ) -> Confirmed:
         alone = own is not None and not cause.seen.startswith(AFTER)
-        mine = list(self._again(search, own, cause, until=True)) if own is not None and alone else []
-        if own is not None and alone and not any(map(fails, mine)):
-            return State.CHANGED, f"{cause.smallest} passed {len(mine)} times of {len(mine)} when it ran alone"
+        mine = list(self._again(search, own, cause)) if own is not None and alone else []
+        last = next(filter(fails, reversed(mine)), None)
+        if mine and last is None:
+            text = f"{cause.smallest} passed {len(mine)} times of {len(mine)} when it ran alone"
+            return Confirmed(State.CHANGED, text)
         ran = [] if other is None else list(self._again(search, other, cause))
         fails_here = state in (State.NEW, State.WORSE)
-        how = [Sides.of(r, mine[-1]).worse if fails_here and mine else None for r in ran]
+        how = [Sides.of(r, last).worse if fails_here and last else None for r in ran]
         alike = [r for r, worse in zip(ran, how, strict=True) if fails(r) and worse is None]
         if alike:
             side = "base" if fails_here else "build"
             times = f"{len(alike)} times of {len(ran)}"
-            return State.STILL, f"{cause.smallest} also failed on the {side}, {times} when it ran alone"
+            return Confirmed(State.STILL, f"{cause.smallest} also failed on the {side}, {times} when it ran alone")
+        firm = len(mine) == len(ran) == RIGHT and all(map(fails, mine)) and not any(map(fails, ran))
         worse = next(filter(None, how), None) if state is State.WORSE else None
-        return state, f"{cause.smallest} fails on the base, too: {worse}" if worse else ""
+        return Confirmed(state, f"{cause.smallest} fails on the base, too: {worse}" if worse else "", firm)
 
-    def _again(self, search: CauseSearch, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[Result]:
-        """Run a cause's smallest case alone, up to `RIGHT` times.
-
-        `until`: stop at the first failure.
-        """
+    def _again(self, search: CauseSearch, spec: Spec, cause: Cause) -> Iterator[Result]:
+        """Run a cause's smallest case alone, up to `RIGHT` times."""
         for n in range(1 if cause.verdict is Verdict.TIMEOUT else RIGHT):
             if n and self._clock() >= self._end:
                 return
-            result = search.again(spec, cause.smallest)
-            yield result
-            if fails(result) and until:
-                return
+            yield search.again(spec, cause.smallest)
 
     def all(self) -> list[SharedCause]:
         """Return all causes: new, unfixed, fixed; the most urgent of each first.
 
-        A cause that is new in some cases but on the base in others is STILL, unless there are too many new ones for a
-        fault that both builds show at times. If the base fails in another way in some, the cases belong to the new
-        cause; in all, it is WORSE.
+        A cause that is new in some cases and fixed in others is STILL, unless the new ones are too many for a fault
+        that both builds show at times. One that is new in some cases and on both builds in others is new if it is
+        `firm`. If the base fails in another way in some, the cases belong to the new cause; in all, it is WORSE.
         """
         cases = {state: Counter[str]() for state in (State.NEW, State.FIXED)}
         for f in self._found:
             if f.state in cases:
                 cases[f.state][f.cause.id] += len(f.cause.cases)
-        shared = {f.cause.id for f in self._found if f.state is State.STILL and f.shared}
         new, fixed = cases[State.NEW], cases[State.FIXED]
+        firm = {f.cause.id for f in self._found if f.state is State.NEW and f.firm} - fixed.keys()
+        shared = {f.cause.id for f in self._found if f.state is State.STILL and f.shared} - firm
         both = shared | {i for i in new.keys() & fixed.keys() if _by_chance(new[i], fixed[i]) > BY_CHANCE}
         for f in self._found:
             if f.state in cases and f.cause.id in both:
