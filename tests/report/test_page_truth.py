@@ -514,6 +514,19 @@ def test_the_title_says_build_device_and_verdict(opened: Open, browser: Driver) 
     assert "<img src=x" in browser.title
 
 
+def test_a_cause_of_an_emulated_device_says_whose_fault_it_is(opened: Open, browser: Driver) -> None:
+    """Its card names the driver, what another one made of the case, and who is at fault; others have no such row."""
+    ran = [
+        {"driver": "one 1.0", "verdict": "FAIL", "alike": True},
+        {"driver": "two 2.0", "verdict": "FAIL", "alike": True},
+    ]
+    rows = "return Object.fromEntries(all('.causes dt').map((e) => [e.textContent, e.nextElementSibling.textContent]))"
+    opened({**document([result(A, "x", "FAIL", cause="p")]), "causes": [cause("p", [A], drivers=ran)]})
+    assert ask(browser, rows)["driver"] == "emulated by one 1.0, two 2.0: alike; at fault: library"
+    opened({**document([result(A, "x", "FAIL", cause="p")]), "causes": [cause("p", [A])]})
+    assert "driver" not in ask(browser, rows)
+
+
 def test_an_untriaged_page_says_how_to_group(opened: Open, browser: Driver) -> None:
     """Failures without causes come with the command of triage, and each group with the command that reproduces it."""
     opened(document([result(A, "x?lib=/y", "FAIL")]))

@@ -35,7 +35,7 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
         "counts witness where error wrong notes",
     ),
     "causes": (
-        "id state sentence backend verdict op message smallest seen folder command note at",
+        "id state sentence backend verdict op message smallest seen folder command note at emulated",
         "architectures counted of failed passed first",
         "conditions cases history",
     ),
@@ -195,6 +195,7 @@ def _causes(runs: Runs, index: Mapping[str, int], past: Trend) -> list[Row[Field
                 **{k: c.value.rank.get(k) for k in RANK},
                 "first": index[d.digest],
                 "command": command(proof.value),
+                "emulated": c.value.emulated or None,
                 "history": [_past(*run) for run in past.history(c.value)],
                 **_explained(told.get((c.document.digest, c.value.id, c.value.state))),
             },

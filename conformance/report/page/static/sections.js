@@ -84,6 +84,7 @@ function causeCard(same) {
     h("h4", null, causeBadges(i), " ", causeLink(id, backend, breakable(causeTold(i)))),
     facts([
       ["where", [h("span", { class: "where" }, on), t.value("at", i) ? `, in the ${t.value("at", i)}` : "", passesOn(smallest, backends), affected(i) ? `; ${affected(i)}` : ""]],
+      ...(t.value("emulated", i) ? [["driver", breakable(t.value("emulated", i))]] : []),
       ["since", sinceOf(i)],
       [cases === 1 ? "case" : "cases", [figure("results", { cause: id, backend: backends }), cases === 1 ? ": " : ", such as ", h("span", { class: "smallest" }, proof === undefined ? breakable(smallest) : caseLink(proof))]],
     ]),
