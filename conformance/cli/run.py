@@ -37,7 +37,7 @@ from conformance.run.live import LIVE
 from conformance.run.session import failures
 from conformance.run.session.journal import Continued
 from conformance.run.session.select import case_name
-from conformance.run.session.settings import WaiverBook, exists, settings_lines, today
+from conformance.run.session.settings import WaiverBook, exists, known_lines, settings_lines, today
 from conformance.run.session.shard import WHOLE
 from conformance.run.session.untrusted import backends_of
 from conformance.testrun import ENDED, Chosen, TestRun
@@ -454,6 +454,7 @@ class Execution:
         lines += refusal_lines(it.results) if shown.verbose else []
         lines += _compared(it, quiet=shown.quiet)
         lines += cause_lines(it.causes or ())
+        lines += [] if shown.quiet else known_lines(it.results, it.waivers)
         self._print([*map(printable, lines), *it.notes(), *([] if shown.quiet else _next(it))])
 
 

@@ -24,7 +24,7 @@ PLACE = Place(Fault.NODE, 0, 0, "ADD", "x", "f32[3]", Numbers((0, 0, 0, 0), 1.0,
 
 def test_the_published_schema_is_that_of_the_code() -> None:
     """To write it anew: `python tests/report/test_record_schema.py`."""
-    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == _schema()
+    assert json.loads(SCHEMA.read_text(encoding="utf-8"), object_hook=_nullable) == _schema()
 
 
 def _schema() -> JSON:
@@ -32,7 +32,9 @@ def _schema() -> JSON:
 
 
 def _nullable(part: dict[str, JSON]) -> dict[str, JSON]:
-    """`nullable` as JSON Schema says it."""
+    """`nullable` as JSON Schema says it; without empty defaults, which msgspec states since 0.23 only."""
+    if part.get("default") == {}:
+        del part["default"]
     return {**part, "type": [part["type"], "null"]} if part.pop("nullable", False) else part
 
 

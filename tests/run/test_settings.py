@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from click.testing import CliRunner, Result
 from planted_adapter import planted_adapter
 from sessions_of_pytest import session
 
+from conformance import shipped
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
 from conformance.case import strict
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.judge.verdict import Result as Judged
+from conformance.judge.verdict import Verdict
 from conformance.run.isolation.isolate import IsolatedBackend, open_backend, runs_here
 from conformance.run.session import settings
 from conformance.run.session.select import available, parse_specs, stage_of, staged
@@ -313,3 +317,16 @@ def test_errors_of_one_name_do_not_hide_another() -> None:
     registry.define({"x": Named("ggml", (("lib", "nowhere"),))})
     with pytest.raises((UnavailableError, UsageError)):
         open_backend(Spec("x"))
+
+
+def test_what_the_package_knows_is_said_where_no_waivers_are_named() -> None:
+    """A failure of ggml that its shipped waivers expect is still one, with a line that names them; others have none."""
+    crash = Judged("ops/IM2COL_3D-f32-x,src1=p1023@1", "ggml?lib=/x", Verdict.CRASH)
+    other = replace(crash, case="ops/ADD-x@1")
+    names = 'waivers = "package:waivers/ggml.toml" in conformance.toml (docs/waivers.md)'
+    told = list(settings.known_lines([crash, other], settings.NO_WAIVERS))
+    assert told == [f"1 of 2 failing cases known: {names}"]
+    own = settings.read_waivers(shipped.path(settings.FOLDER, "ggml.toml"))
+    book = settings.WaiverBook({Spec.parse(crash.backend): own}, settings.today())
+    assert list(settings.known_lines([crash], book)) == []
+    assert list(settings.known_lines([other, replace(crash, backend="cpu")], settings.NO_WAIVERS)) == []

@@ -19,7 +19,7 @@ the user chose the settings with `--config` (`untrusted.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
@@ -44,6 +44,8 @@ from .select import build
 
 FILE = "conformance.toml"
 """Default file in the working directory."""
+FOLDER = "waivers"
+"""Folder of the package with its waiver files, `ADAPTER.toml`."""
 OWN = ("level", "waivers")
 """Keys of every table."""
 KEYS = ("adapter", "options", "environment", *OWN)
@@ -253,6 +255,21 @@ def settings_lines(found: dict[str, JSON] | None) -> list[str]:
         for name, w in found["waivers"].items()
     ]
     return [f"settings: {found['file'] or 'no file'} ({'; '.join(said)})"] if said else []
+
+
+def known_lines(results: Iterable[Result], book: WaiverBook) -> Iterator[str]:
+    """Yield a line per shipped waiver file that expects failures of backends without waivers."""
+    failed = [(Spec.parse(r.backend), r) for r in results if r.fails_run]
+    for file in sorted(shipped.path(FOLDER).glob("*.toml")):
+        own = read_waivers(file)
+        known = sum(
+            waive(own, r, today()).verdict is Verdict.XFAIL
+            for spec, r in failed
+            if not book.of(spec) and (spec.name == file.stem or spec.name.startswith(f"{file.stem}-"))
+        )
+        if known:
+            setting = f'waivers = "{shipped.PREFIX}{FOLDER}/{file.name}"'
+            yield f"{known} of {len(failed)} failing cases known: {setting} in conformance.toml (docs/waivers.md)"
 
 
 def today() -> date:

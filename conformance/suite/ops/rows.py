@@ -173,6 +173,8 @@ def _router(bench: Bench) -> Sequence[Tensor]:
         scores = b.add(probs, bench.leaf("exp_probs_b.bias", F32, dims(n_expert), whole(0, 3), keep=True))
     experts = b.view_2d(b.argsort(scores, SORT_ORDER.DESC), v["n_used"], n_tokens, 4 * n_expert, 0)
     weights = b.reshape_2d(_picked(bench, probs, experts), v["n_used"], n_tokens)
+    if v["n_used"] == 1:  # divided by its sum, a weight is 1 whatever the logits are
+        return experts, weights
     return experts, b.div(weights, b.clamp(b.sum_rows(weights), 6.103515625e-5, math.inf))
 
 

@@ -182,7 +182,12 @@ def _on_host(harness: Harness, samplers: Samplers, logits: F32) -> tuple[NDArray
 
 
 def _row(harness: Harness, ids: NDArray[Any], logits: NDArray[Any]) -> F32:
-    """Return the probability of each token; that of a token which the chain removed is 0."""
+    """Return the probability of each token, 0 for those that the chain removed.
+
+    NaN if an id is of no token.
+    """
+    if ((ids < 0) | (ids >= harness.n_vocab)).any():
+        return np.full(harness.n_vocab, np.nan, np.float32)
     row = np.zeros(harness.n_vocab, np.float32)
     row[ids] = np.exp(logits - logits.max())
     return np.asarray(row / row.sum(), np.float32)
