@@ -1,4 +1,4 @@
-"""Functions of ggml that no graph calls: nodes, quantisers, files, threads."""
+"""Functions of ggml that no graph calls: nodes, quantisers, files, threads, training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.lib.constructors import CONSTRUCTORS
 from conformance.ggml.lib.library import Library
 from conformance.judge.verdict import Verdict
-from conformance.llama.live.functions import constructors, files, pools, quantisers
+from conformance.llama.live.functions import constructors, files, pools, quantisers, training
 from conformance.llama.live.functions.family import FAMILY
 from conformance.llama.live.functions.worker import WAYS, play
 from conformance.run.isolation.isolate import Isolation
@@ -385,3 +385,34 @@ def test_a_library_without_pools_is_unsupported(library: Library, monkeypatch: p
     )
     with pytest.raises(UnavailableError, match="no functions of thread pools"):
         pools.play(library, pools.POOL, 1)
+
+
+HELD: list[Any] = []
+"""Memory that a planted fault keeps."""
+
+
+def _learns_nothing(_learn: Function, _trainer: training.Trainer) -> None:
+    pass
+
+
+def _keeps_memory(learn: Function, trainer: training.Trainer) -> None:
+    learn(trainer)
+    HELD.append(np.empty(900_000, np.uint8))
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (_learns_nothing, "the mean squared error of the weights fell from"),
+        (_keeps_memory, "a session of ggml_opt_fit keeps"),
+    ],
+)
+def test_a_fault_of_training_is_found(
+    library: Library, fault: Function, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that stay as they are, and a session that forgets 900 kB, as ggml did before #21592."""
+    learn = training.Trainer.learn
+    monkeypatch.setattr(training.Trainer, "learn", lambda self: fault(learn, self))
+    assert said in _wrong(library, training.TRAIN)
+    HELD.clear()

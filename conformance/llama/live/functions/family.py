@@ -13,7 +13,7 @@ NAME = "functions"
 
 FAMILY = family(
     NAME,
-    "a build's constructors of nodes, quantisers, GGUF files and thread pools, which no graph calls",
+    "a build's constructors of nodes, quantisers, GGUF files, thread pools and training, which no graph calls",
     worker.WAYS,
     worker.__name__,
 )

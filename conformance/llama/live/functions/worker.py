@@ -10,12 +10,13 @@ from typing import Any
 from conformance.ggml.lib.library import Library
 from conformance.llama.live.ways import reply, serve
 
-from . import constructors, files, pools, quantisers
+from . import constructors, files, pools, quantisers, training
 
 PLAY: Mapping[Sequence[str], Callable[[Library, str, int], None]] = {
     constructors.WAYS: lambda library, way, _: constructors.play(library, way),
     quantisers.WAYS: quantisers.play,
     pools.WAYS: pools.play,
+    training.WAYS: training.play,
     files.WAYS: lambda library, way, _: files.play(library, way),
 }
 """Ways -> the function that plays one, from library, way and seed."""
