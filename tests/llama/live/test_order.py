@@ -420,9 +420,8 @@ def test_a_past_fault_of_the_scheduler_is_found(
     assert (result.verdict, said in result.detail) == (Verdict.FAIL, True), result.detail
 
 
-@needs_wheel
-def test_memory_is_split_where_a_buffer_has_a_largest_size(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No buffer is larger, and there are more of them."""
+def _allocated(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the size of each buffer from now on."""
     sizes: list[int] = []
     alloc = machine.buffers.alloc
 
@@ -431,6 +430,13 @@ def test_memory_is_split_where_a_buffer_has_a_largest_size(machine: Machine, mon
         return alloc(device, buft, size)
 
     monkeypatch.setattr(machine.buffers, "alloc", seen)
+    return sizes
+
+
+@needs_wheel
+def test_memory_is_split_where_a_buffer_has_a_largest_size(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No buffer is larger, and there are more of them."""
+    sizes = _allocated(machine, monkeypatch)
     case_id = f"order/sched-n=16x32,reserve=32,largest={order.LARGEST},lazy=last@1"
     result, _ = played(machine, case_id)
     assert result.verdict is Verdict.PASS, result.detail
@@ -444,14 +450,7 @@ def test_memory_is_split_where_a_buffer_has_a_largest_size(machine: Machine, mon
 @needs_wheel
 def test_a_product_has_the_bytes_that_its_device_asks_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in its buffer, and no other tensor that is alive is there, whatever their number is."""
-    sizes: list[int] = []
-    alloc = machine.buffers.alloc
-
-    def seen(device: str, buft: int, size: int) -> int:
-        sizes.append(size)
-        return alloc(device, buft, size)
-
-    monkeypatch.setattr(machine.buffers, "alloc", seen)
+    sizes = _allocated(machine, monkeypatch)
     taken = []
     for extra in (0, 1, 20, 64, 1000):
         result, said = played(machine, f"order/sched-devices=2,n=3x1x5x7,extra={extra},lazy=any@{extra}")

@@ -133,7 +133,7 @@ def test_a_cause_that_the_base_has_too_is_not_new() -> None:
 
 
 class Once(Fixed):
-    """As `Fixed`, but on the new build a case fails in each second run alone."""
+    """A search in which a case that runs alone fails every other time."""
 
     def again(self, spec: Spec, case_id: str) -> Result:
         """Fail at first."""
@@ -142,7 +142,7 @@ class Once(Fixed):
 
 
 def test_what_fails_at_times_is_not_new_if_both_builds_have_it() -> None:
-    """A case of a cause that both builds have may have passed on the base by chance."""
+    """Such a case may have passed on the base by chance."""
     kind = Once({NEW: frozenset({"SUB-1"}), OLD: frozenset({"SUB-2"})})
     here = {"SUB-1": Verdict.FAIL, "SUB-2": Verdict.FAIL}
     assert _found(kind, here, {"SUB-1": Verdict.PASS, "SUB-2": Verdict.FAIL}) == {"SUB": State.STILL}
