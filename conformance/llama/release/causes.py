@@ -16,6 +16,7 @@ from conformance.causes.same import same
 from conformance.judge.cause import Cause
 from conformance.judge.message import between_builds
 from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.worse import Worse
 from conformance.report.compare import Sides, State
 
 from .target import Target
@@ -24,9 +25,11 @@ RIGHT = 3
 """Runs of a cause's smallest case, in new processes, to confirm it; one if time is short."""
 FINDING = 0.85
 """Share of a search's time to find causes; the rest is to confirm them."""
+OFTEN = 12
+"""Runs of a case that failed in some of `RIGHT`: at random, it may pass as often on the other side by chance."""
 NOT_AGAIN = "not run again (time limit)"
-BY_CHANCE = 0.001
-"""Probability at which a cause that is new in many cases and fixed in a few is called new."""
+BY_CHANCE = 0.01
+"""Two builds differ if builds that fail equally often would differ so much with at most this probability."""
 AFTER = "after "
 """Prefix of `Cause.seen` if another case must run first."""
 
@@ -54,7 +57,7 @@ class SharedCause:
     state: State
     """NEW, STILL or FIXED.
 
-    WORSE if the base fails in all its cases, too; CHANGED if it failed only once."""
+    WORSE if the base fails in all its cases, too; CHANGED if it seldom fails alone, or never."""
     devices: list[str] = field(default_factory=list)
     note: str = ""
     """Why it is not called new or fixed, if that is not obvious."""
@@ -221,29 +224,40 @@ class Causes:
         self, own: Spec | None, other: Spec | None, search: CauseSearch, state: State, cause: Cause
     ) -> Confirmed:
         alone = own is not None and not cause.seen.startswith(AFTER)
-        mine = list(self._again(search, own, cause)) if own is not None and alone else []
-        last = next(filter(fails, reversed(mine)), None)
-        if mine and last is None:
-            text = f"{cause.smallest} passed {len(mine)} times of {len(mine)} when it ran alone"
-            return Confirmed(State.CHANGED, text)
-        ran = [] if other is None else list(self._again(search, other, cause))
         fails_here = state in (State.NEW, State.WORSE)
-        how = [Sides.of(r, last).worse if fails_here and last else None for r in ran]
-        alike = [r for r, worse in zip(ran, how, strict=True) if fails(r) and worse is None]
-        if alike:
-            side = "base" if fails_here else "build"
-            times = f"{len(alike)} times of {len(ran)}"
-            return Confirmed(State.STILL, f"{cause.smallest} also failed on the {side}, {times} when it ran alone")
-        firm = len(mine) == len(ran) == RIGHT and all(map(fails, mine)) and not any(map(fails, ran))
+        side = "base" if fails_here else "build"
+        mine: list[Result] = []
+        ran: list[Result] = []
+        how: list[Worse | None] = []
+        for times in (RIGHT, OFTEN):
+            if own is not None and alone:
+                self._again(search, own, cause, times, mine)
+            last = next(filter(fails, reversed(mine)), None)
+            if mine and last is None:
+                text = f"{cause.smallest} passed {len(mine)} times of {len(mine)} when it ran alone"
+                return Confirmed(State.CHANGED, text)
+            if other is not None:
+                self._again(search, other, cause, times, ran)
+            how = [Sides.of(r, last).worse if fails_here and last else None for r in ran]
+            alike = sum(fails(r) and worse is None for r, worse in zip(ran, how, strict=True))
+            if alike:
+                text = f"{cause.smallest} also failed on the {side}, {alike} times of {len(ran)} when it ran alone"
+                return Confirmed(State.STILL, text)
+            if all(map(fails, mine)):
+                break
+        failed = sum(map(fails, mine))
+        if ran and failed < len(mine) and _at_random(failed, len(mine), len(ran)) > BY_CHANCE:
+            seldom = f"{failed} times of {len(mine)} when it ran alone, and on the {side} never of {len(ran)}"
+            return Confirmed(State.CHANGED, f"{cause.smallest} failed {seldom}")
+        firm = len(mine) == len(ran) == RIGHT and not any(map(fails, ran))
         worse = next(filter(None, how), None) if state is State.WORSE else None
         return Confirmed(state, f"{cause.smallest} fails on the base, too: {worse}" if worse else "", firm)
 
-    def _again(self, search: CauseSearch, spec: Spec, cause: Cause) -> Iterator[Result]:
-        """Run a cause's smallest case alone, up to `RIGHT` times."""
-        for n in range(1 if cause.verdict is Verdict.TIMEOUT else RIGHT):
-            if n and self._clock() >= self._end:
-                return
-            yield search.again(spec, cause.smallest)
+    def _again(self, search: CauseSearch, spec: Spec, cause: Cause, times: int, results: list[Result]) -> None:
+        """Run a cause's smallest case alone until there are results of `times` runs, or time is over."""
+        wanted = 1 if cause.verdict is Verdict.TIMEOUT else times
+        while len(results) < wanted and not (results and self._clock() >= self._end):
+            results.append(search.again(spec, cause.smallest))
 
     def all(self) -> list[SharedCause]:
         """Return all causes: new, unfixed, fixed; the most urgent of each first.
@@ -291,6 +305,14 @@ def _by_chance(new: int, fixed: int) -> float:
     """
     n = new + fixed
     return sum(comb(n, k) / (1 << n) for k in range(new, n + 1))
+
+
+def _at_random(failed: int, runs: int, others: int) -> float:
+    """Return how probable it is that all `failed` of `runs` + `others` runs are among the first `runs`.
+
+    Fisher's exact test, one-sided, for a case that never failed in the `others`: C(runs, failed) / C(all, failed).
+    """
+    return comb(runs, failed) / comb(runs + others, failed)
 
 
 def _alike(a: Cause, b: Cause) -> bool:

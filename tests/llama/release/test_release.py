@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from conformance.llama.live import arch, audit, order, scenario
 from conformance.llama.release import counts as counting
 from conformance.llama.release.bisect import bisect, on
 from conformance.llama.release.cases import Cases, Sweep
-from conformance.llama.release.causes import NOT_AGAIN, RIGHT, Causes, SharedCause, fails, in_states
+from conformance.llama.release.causes import NOT_AGAIN, OFTEN, RIGHT, Causes, SharedCause, fails, in_states
 from conformance.llama.release.counts import Counting
 from conformance.llama.release.profiles import Profiles
 from conformance.llama.release.record import begin, causes_of, made, write, write_page
@@ -148,9 +149,36 @@ def test_what_fails_at_times_is_not_new_if_both_builds_have_it() -> None:
     assert _found(kind, here, {"SUB-1": Verdict.PASS, "SUB-2": Verdict.FAIL}) == {"SUB": State.STILL}
 
 
+@dataclass
+class AtTimes(Fixed):
+    """A search in which the build's case fails alone as `turns` says, over and over, and the base's never."""
+
+    turns: Sequence[bool] = ()
+
+    def again(self, spec: Spec, case_id: str) -> Result:
+        """Fail if it is the turn."""
+        n = sum(s == spec for s, _ in self.again_of)
+        fails_now = spec == NEW and self.turns[n % len(self.turns)]
+        return replace(Fixed.again(self, spec, case_id), verdict=Verdict.FAIL if fails_now else Verdict.PASS)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=OFTEN))
+def test_what_fails_at_times_on_one_build_is_new_if_it_is_not_by_chance(turns: list[bool]) -> None:
+    """A case that died once and passes mostly proves nothing, however often the base passes."""
+    kind = AtTimes(turns=turns)
+    found = _found(kind, {"ADD-1": Verdict.FAIL}, {"ADD-1": Verdict.PASS})
+    mine = [turns[n % len(turns)] for n in range(OFTEN)]
+    if all(mine[:RIGHT]):
+        assert found == {"ADD": State.NEW}
+        assert len(kind.again_of) == 2 * RIGHT
+    else:  # each failure lands among the build's runs by chance
+        chance = prod((OFTEN - k) / (2 * OFTEN - k) for k in range(sum(mine)))
+        assert found == {"ADD": State.NEW if any(mine[:RIGHT]) and chance <= 0.01 else State.CHANGED}
+
+
 @given(st.integers(1, 30), st.integers(1, 30))
 def test_many_new_cases_beside_a_few_fixed_ones_are_new(new: int, fixed: int) -> None:
-    """Unless builds that fail equally often would differ so much once in a thousand times."""
+    """Unless builds that fail equally often would differ so much once in a hundred times."""
     here, there = ({f"ADD-{name}{k}" for k in range(n)} for name, n in (("new", new), ("old", fixed)))
     ids = here | there
     kind = Fixed({NEW: frozenset(here), OLD: frozenset(there)})
@@ -158,7 +186,7 @@ def test_many_new_cases_beside_a_few_fixed_ones_are_new(new: int, fixed: int) ->
     chances = np.ones(1)  # of so many heads of fair coins
     for _ in range(new + fixed):
         chances = np.convolve(chances, [0.5, 0.5])
-    rare = bool(chances[new:].sum() <= 0.001)
+    rare = bool(chances[new:].sum() <= 0.01)
     assert found == {"ADD": State.NEW if rare else State.STILL}
 
 
