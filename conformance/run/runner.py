@@ -195,7 +195,13 @@ class Runner:
         """Return the results of cases: refused, too costly, or run in graphs of several."""
         results: dict[Case, Result] = {}
         able: list[Case] = []
-        for case, refusal in zip(cases, trial.refusals(tested, cases), strict=True):
+        notes: dict[Case, str] = {}
+        is_doubtful = _is_doubtful(tested, cases[0])
+        for case, first in zip(cases, trial.refusals(tested, cases), strict=True):
+            refusal = first
+            if first is not None and (why := _again(first, is_doubtful=is_doubtful, is_late=False)):
+                (refusal,) = trial.refusals(tested, [case])
+                notes[case] = why
             if refusal is not None:
                 results[case] = refusal
             elif why := self.too_costly([case]):
@@ -211,6 +217,9 @@ class Runner:
 
         for group in _groups(able, tested.backend.batch, runs_alone):
             results.update(zip(group, self._run_batch(tested, group), strict=True))
+        for case, why in notes.items():
+            if results[case].verdict is not Verdict.CRASH:
+                results[case] = results[case].noted(why)
         return results
 
     def _run_batch(self, tested: UnderTest, group: Sequence[Case]) -> list[Result]:
@@ -236,10 +245,10 @@ class Runner:
 
     def _run_alone(self, tested: UnderTest, case: Case) -> Result:
         """Run a case in its own graph, and again if its first result may not count."""
-        backend, values = tested.backend, self._stored.get(case)
+        values = self._stored.get(case)
         whole = not _by_id(case, made=self._makes(case))
         with self._journal.running(tested.spec, [case], whole=whole) if self._journal else nullcontext():
-            is_doubtful = isinstance(backend, IsolatedBackend) and backend.is_doubtful(case)
+            is_doubtful = _is_doubtful(tested, case)
             result = trial.alone(tested, case, values)
             late = result.verdict is Verdict.TIMEOUT and not self.is_over()
             is_late = late and not self.waivers.expects(tested.spec, case.id, result.verdict)
@@ -247,7 +256,7 @@ class Runner:
                 again = trial.alone(tested, case, values)
                 result = again if again.verdict is result.verdict else again.noted(why)
             if result.verdict is not Verdict.CRASH and self.waivers.expects(tested.spec, case.id, Verdict.CRASH):
-                backend.renew()  # it survived a case that usually kills it: its heap may be damaged
+                tested.backend.renew()  # it survived a case that usually kills it: its heap may be damaged
             return trial.by_stages(tested, case, values, result)
 
     def _finished(self, spec: Spec, case: Case, result: Result) -> Result:
@@ -274,6 +283,11 @@ _HARMLESS = frozenset({Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict
 def _by_id(case: Case, *, made: bool) -> bool:
     """Return True if an id is enough to recover a case; `made`: it was generated from its id."""
     return made and len(case.steps) == 1
+
+
+def _is_doubtful(tested: UnderTest, case: Case) -> bool:
+    backend = tested.backend
+    return isinstance(backend, IsolatedBackend) and backend.is_doubtful(case)
 
 
 def _again(result: Result, *, is_doubtful: bool, is_late: bool) -> str:

@@ -102,6 +102,10 @@ class Evil(KernelBackend):
         return {"ADD": add, "MUL": mul}
     def info(self):
         return DeviceInfo("evil", "CPU", "sums and products")
+    def supports_op(self, node):
+        if node.name == "asked":
+            WHAT["abort_later"]("")
+        return super().supports_op(node)
     def open(self, case):
         return EvilSession(self.name, self.kernels(), case)
 '''
@@ -170,10 +174,14 @@ def test_a_slow_leak_costs_the_case_that_goes_too_far(runner: Runner) -> None:
     assert "out of memory" in next(r.detail for r in found if r.verdict is Verdict.CRASH)
 
 
-def test_a_fragile_process_that_an_earlier_case_damaged_is_no_crash_of_the_next(runner: Runner) -> None:
-    """The case runs again in a new process; one that dies there, too, or in any other backend, has a crash."""
+@pytest.mark.parametrize("later", ["abort_later", "asked"])
+def test_a_fragile_process_that_an_earlier_case_damaged_is_no_crash_of_the_next(runner: Runner, later: str) -> None:
+    """The case runs again in a new process, and is asked again if the process died when it was asked what it supports.
+
+    One that dies there, too, or in any other backend, has a crash.
+    """
     spec = Spec("evil", (("fragile", "1"),))
-    names = ("damage", "abort_later", "damage", "abort")
+    names = ("damage", later, "damage", "abort")
     found = [runner.run(spec, [case(n, i)])[0] for i, n in enumerate(names)]
     assert [r.verdict for r in found] == [*[Verdict.PASS] * 3, Verdict.CRASH]
     note = "a process that earlier cases had used died (SIGABRT), a new one did not"
