@@ -101,16 +101,23 @@ def ends_early(call: Call, _: Llama) -> Call:
     return copy
 
 
-def file_ends_early(call: Call, _: Llama) -> Call:
-    """The last 64 bytes do not reach the file."""
+def writes(other: Callable[[bytes], bytes]) -> Spoil:
+    """A file has other bytes."""
 
-    def save(context: int, path: bytes, *rest: Any) -> Any:  # noqa: ANN401
-        done = call(context, path, *rest)
-        file = Path(path.decode())
-        file.write_bytes(file.read_bytes()[:-64] + bytes(64))
-        return done
+    def spoil(call: Call, _: Llama) -> Call:
+        def save(it: int, path: bytes, *rest: Any) -> Any:  # noqa: ANN401
+            done = call(it, path, *rest)
+            file = Path(path.decode())
+            file.write_bytes(other(file.read_bytes()))
+            return done
 
-    return save
+        return save
+
+    return spoil
+
+
+file_ends_early = writes(lambda data: data[:-64] + bytes(64))
+"""The last 64 bytes do not reach the file."""
 
 
 def loads_alone(call: Call, library: Llama) -> Call:

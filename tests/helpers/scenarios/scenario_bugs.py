@@ -416,6 +416,17 @@ BUGS: dict[str, Bug] = {
     "beside other streams a gate leaves the last row": _where(_several, d.tail_left("GLU", tile=3), "batch-1"),
     "beside other streams a store loses its last row": _where(_several, d.last_row_lost(4), "batch-1"),
     # contexts
+    "the end of a model is not written": _f("model_save_to_file", f.file_ends_early, "written"),
+    "a key of a model is not written": _f(
+        "model_save_to_file", f.writes(lambda data: data.replace(b"rms_epsilon", b"rms_epsilom")), "written"
+    ),
+    "layers change places in a written model": _f(
+        "model_save_to_file",
+        f.writes(
+            lambda data: data.replace(b"blk.0.", b"blk.#.").replace(b"blk.1.", b"blk.0.").replace(b"blk.#.", b"blk.1.")
+        ),
+        "written",
+    ),
     "parameters change more than they say": _f(
         "init_from_model", f.params(_changes_rope), "threads op-offload offload-kqv flash-attn larger"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import partial
 
@@ -57,6 +58,18 @@ def loads(harness: Harness) -> Iterator[Comparison]:
             rows = joined(context.feed((0, text)), context.steps())
             context.decode((0, text))
         yield Comparison(f"load {i}", rows, expected)
+
+
+def written(harness: Harness) -> Iterator[Comparison]:
+    """Write the model with `llama_model_save_to_file`, and load that file."""
+    if not harness.request.from_file:
+        raise RefusedError("the model has no file: the scenario needs real=1")
+    path = harness.folder / "written.gguf"
+    harness.call("model_save_to_file")(harness.model, os.fsencode(path))
+    text, other = harness.tokens(2 * PROMPT), harness.another(path)
+    found, right = ([c.feed((0, text)), c.steps()] for c in (other.context(), harness.context()))
+    for what, a, b in zip(("the prompt", "steps after it"), found, right, strict=True):
+        yield Comparison(what, a, b, exact=True)
 
 
 def in_flight(harness: Harness) -> Iterator[Comparison]:

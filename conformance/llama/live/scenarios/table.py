@@ -127,6 +127,7 @@ _ROWS = (
     Scenario("contexts-threads", "2 contexts on one model decode in 2 threads", _ALL, contexts.in_threads),
     Scenario("in-flight", "a sequence is saved, removed and loaded while graphs run", _MEMORY, contexts.in_flight),
     Scenario("loads", "a model is loaded 3 times, and freed while its last graph runs", _ALL, contexts.loads),
+    Scenario("written", "a model is written by llama.cpp, and loaded", _ALL, contexts.written),
     Scenario("sizes", "small and large texts in one context", _ALL, contexts.sizes),
     Scenario("op-offload", "without op_offload", _ALL, partial(contexts.other, op_offload=0)),
     Scenario("offload-kqv", "without offload_kqv", _ALL, partial(contexts.other, offload_kqv=0)),
