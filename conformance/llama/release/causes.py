@@ -26,10 +26,10 @@ RIGHT = 3
 FINDING = 0.85
 """Share of a search's time to find causes; the rest is to confirm them."""
 OFTEN = 12
-"""Runs of a case that failed in some of `RIGHT`: at random, it may pass as often on the other side by chance."""
+"""Runs of a flaky case, which failed in some of the first `RIGHT` runs only."""
 NOT_AGAIN = "not run again (time limit)"
 BY_CHANCE = 0.01
-"""Two builds differ if builds that fail equally often would differ so much with at most this probability."""
+"""Maximum probability that equal builds differ so much, to call two builds different."""
 AFTER = "after "
 """Prefix of `Cause.seen` if another case must run first."""
 
@@ -254,7 +254,7 @@ class Causes:
         return Confirmed(state, f"{cause.smallest} fails on the base, too: {worse}" if worse else "", firm)
 
     def _again(self, search: CauseSearch, spec: Spec, cause: Cause, times: int, results: list[Result]) -> None:
-        """Run a cause's smallest case alone until there are results of `times` runs, or time is over."""
+        """Run a cause's smallest case alone until it has `times` results, or time is over."""
         wanted = 1 if cause.verdict is Verdict.TIMEOUT else times
         while len(results) < wanted and not (results and self._clock() >= self._end):
             results.append(search.again(spec, cause.smallest))
@@ -308,9 +308,9 @@ def _by_chance(new: int, fixed: int) -> float:
 
 
 def _at_random(failed: int, runs: int, others: int) -> float:
-    """Return how probable it is that all `failed` of `runs` + `others` runs are among the first `runs`.
+    """Return how probable it is that all failures are among `runs`, none among `others`.
 
-    Fisher's exact test, one-sided, for a case that never failed in the `others`: C(runs, failed) / C(all, failed).
+    Fisher's exact test, one-sided, if none of the `others` failed: C(runs, failed) / C(runs + others, failed).
     """
     return comb(runs, failed) / comb(runs + others, failed)
 
