@@ -34,9 +34,11 @@ NAME, MODEL = "order", "model"
 FORM = "PROGRAM-key=value"
 KEYS = keys(
     "devices=1 lazy= refuse= host=0 shared=0 offload=0 uid=0 blocking=0 largest=0 extra=0 optimize=0 fail= "
-    "copies=1 n=NUMBERS reserve=0 pin=0 again=0 side=0 threads=1 piece=0 "
+    "copies=1 n=NUMBERS reserve=0 pin=0 deep=0 again=0 side=0 threads=1 piece=0 "
     "tensor=0 shares=NUMBERS layers=999 do="
 )
+PARAMS = ["copies", "reserve", "pin", "deep", "again", "side", "threads", "piece", "tensor", "layers", "do"]
+"""Keys that a program reads itself."""
 BATCHES = (4, 1, 4)
 MOST_THREADS = 4
 PLAYABLE = frozenset(name for name, scenario in SCENARIOS.items() if scenario.parts == 1)
@@ -89,6 +91,7 @@ _ROWS: dict[Level, tuple[str, ...]] = {
         "sched-devices=2,copies=4,reserve=4,pin=1,lazy=last",
         f"sched-devices=2,n=4x1x32x16,largest={LARGEST},lazy=last",
         "sched-devices=2,n=3x1x5x7,extra=20,lazy=last",
+        "sched-n=5x3,deep=1,extra=1000,lazy=last",
         *(f"sched-fail={fail}" for fail in ("compute:2", "alloc:1", "lost:2")),
         f"{_LLAMA},lazy=last",
         f"{_LLAMA},devices=2,lazy=last+first",
@@ -172,7 +175,7 @@ def read(case_id: str) -> Request:
     must("threads", 1 <= it["threads"] <= MOST_THREADS, f"1 to {MOST_THREADS}")
     must("optimize", it["optimize"] in (0, SORTS, ASKS), f"0, {SORTS} or {ASKS}")
     must("do", not it["do"] or bool(model and it["do"] in PLAYABLE), "a model's scenario with one part")
-    for key in ("host", "shared", "side", "tensor", "offload", "uid", "pin", "blocking"):
+    for key in ("host", "shared", "side", "tensor", "offload", "uid", "pin", "deep", "blocking"):
         must(key, it[key] in (0, 1), "0 or 1")
     moments: list[Any] = (it["lazy"] or MOMENTS[1]).split("+")
     must("lazy", set(moments) <= set(MOMENTS), f"{', '.join(MOMENTS)}, joined by +,")
@@ -182,19 +185,15 @@ def read(case_id: str) -> Request:
     must("largest", it["largest"] == 0 or it["largest"] >= LARGEST, f"0 or at least {LARGEST} bytes")
     must("extra", it["extra"] >= 0, "bytes")
     must("pin", not it["pin"] or it["reserve"] >= max(batches), "reserve of at least each batch")
+    alone = program == "sched" and it["devices"] == 1 and not (it["refuse"] or it["side"])
+    must("deep", not it["deep"] or alone, "the program sched on one device that refuses nothing, without side=1,")
     must("piece", it["piece"] >= 0, "bytes")
     refused = frozenset(filter(None, it["refuse"].split("+")))
     setting = Setting(
         moments, seed, refused, bool(it["host"]), bool(it["offload"]), bool(it["uid"]), bool(it["shared"]),
         bool(it["blocking"]), it["largest"], it["extra"], it["optimize"], Fail(what, int(n or 1)),
     )  # fmt: skip
-    params = {
-        "n": list(batches),
-        **{
-            key: it[key]
-            for key in ("copies", "reserve", "pin", "again", "side", "threads", "piece", "tensor", "layers", "do")
-        },
-    }
+    params = {"n": list(batches), **{key: it[key] for key in PARAMS}}
     params["shares"] = list(it["shares"])
     return Request(program, model, params, [0, 0, 1] if program == "streams" else list(range(count)), setting)
 

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -383,6 +384,12 @@ def _resets_first(machine: Machine) -> Callable[..., Any]:
     return lambda *a: (reset(a[0]), reserve(*a))[1]
 
 
+def _keeps_more(machine: Machine) -> Callable[..., Any]:
+    """`ggml_backend_sched_get_buffer_size` of a ggml that reserves a byte more each time."""
+    size, more = machine.g.backend_sched_get_buffer_size, count()
+    return lambda *a: size(*a) + next(more)
+
+
 def _does_not_wait(name: str) -> Callable[[Machine], Callable[..., Any]]:
     """A function of asynchronous transfers as it was until #19179, where a device has none of its own."""
     return lambda machine: lambda _, *a: getattr(machine.g, name)(*a)
@@ -394,6 +401,7 @@ def _does_not_wait(name: str) -> Callable[[Machine], Callable[..., Any]]:
     [
         ("sched-devices=2,copies=4,reserve=4,pin=1", "backend_sched_reserve", _resets_first, "no allocation expected"),
         ("sched-n=16x4x1,reserve=16,pin=1", "backend_sched_reserve", _resets_first, "no allocation expected"),
+        ("sched-n=5x3,deep=1,extra=1000", "backend_sched_get_buffer_size", _keeps_more, "no more expected"),
         ("sched-refuse=RMS_NORM,blocking=1", "backend_tensor_get_async", _does_not_wait("backend_tensor_get"), "get_t"),
         ("streams-blocking=1", "backend_tensor_set_async", _does_not_wait("backend_tensor_set"), "set_tensor"),
         (
@@ -569,6 +577,10 @@ def test_an_exception_in_a_callback_is_kept() -> None:
         ("order/sched-threads=9@1", "threads: 1 to 4 expected, 9 found"),
         ("order/sched-largest=64@1", "largest: 0 or at least 8192 bytes expected, 64 found"),
         ("order/sched-pin=1@1", "pin: reserve of at least each batch expected, 1 found"),
+        (
+            "order/sched-devices=2,deep=1@1",
+            "deep: the program sched on one device that refuses nothing, without side=1, expected, 1 found",
+        ),
         ("order/sched-optimize=3@1", "optimize: 0, 1 or 2 expected, 3 found"),
         ("order/sched-do=loads@1", "do: a model's scenario with one part expected, 'loads' found"),
         ("order/llama-do=state-process@1", "do: a model's scenario with one part expected"),

@@ -29,6 +29,8 @@ WIDTH, CELLS, LAYERS = 32, 64, 4
 """Elements of a token, tokens that a cache has room for, layers."""
 NODES = 256
 """Maximum nodes of a graph."""
+DEEPER = 4
+"""Layers of a deeper graph, for each layer of a decoder."""
 F32 = NDArray[np.float32]
 ROW = 4 * WIDTH
 RPC = "rpc"
@@ -160,17 +162,17 @@ class Decoder:
             self.caches += caller.tensors(owner, (WIDTH, CELLS))
             caller.set(self.caches[-1], np.zeros((CELLS, WIDTH), np.float32))
 
-    def build(self, context: int, at: int, n: int) -> tuple[int, int, int]:
+    def build(self, context: int, at: int, n: int, times: int = 1) -> tuple[int, int, int]:
         """Return the graph of `n` tokens from cell `at` on, its input and its output.
 
-        `ends` then has the last node of each layer.
+        `ends` then has the last node of each layer. `times`: so often the layers follow each other.
         """
         self.ends: list[int] = []
         g, op = self.caller.g, self.caller.ops
         graph = g.new_graph_custom(context, NODES, False)
         x = h = g.new_tensor_4d(context, self.caller.library.types["f32"], WIDTH, n, 1, 1)
         g.set_input(x)
-        for weight, cache in zip(self.weights, self.caches, strict=True):
+        for weight, cache in times * list(zip(self.weights, self.caches, strict=True)):
             h = op["mul_mat"](context, weight, op["rms_norm"](context, h, 1e-5))
             cells = op["view_2d"](context, cache, WIDTH, n, ROW, at * ROW)
             g.build_forward_expand(graph, op["cpy"](context, h, cells))
@@ -191,8 +193,9 @@ def sched(caller: Caller, params: Mapping[str, Any]) -> Iterator[F32]:
     """Decode batches without waiting between them; yield their outputs, then the caches.
 
     `n`: tokens of each batch; `copies=4`: as llama.cpp over several devices; `reserve`: tokens of a graph that is
-    reserved first; `pin=1`: see `Scheduler`; `again=1`: a batch of the same size computes the same graph again;
-    `side=1`: see `Decoder`; `threads`: so many decoders share the weights, in a thread each.
+    reserved first; `pin=1`: see `Scheduler`; `deep=1`: see `Scheduler.reserve_deeper`; `again=1`: a batch of the same
+    size computes the same graph again; `side=1`: see `Decoder`; `threads`: so many decoders share the weights, in a
+    thread each.
     """
     first = Decoder(caller, side=params["side"])
     if params["threads"] == 1:
@@ -231,6 +234,22 @@ class Scheduler:
             raise ReportedError("ggml_backend_sched_reserve returned false")
         self._reserved = self._sizes() if largest else []
 
+    def reserve_deeper(self, n: int) -> None:
+        """Reserve a graph, and one of `DEEPER` times its layers; BrokenError if that takes more memory.
+
+        Only one layer's tensors are alive at a time, so what a further layer adds was not freed.
+        """
+        sizes = []
+        for times in (1, DEEPER):
+            with self._caller.context(NODES, graph=True) as context:
+                self.reserve(self._decoder.build(context, CELLS - n, n, times)[0], largest=False)
+            sizes.append(self._sizes())
+        if sizes[0] != sizes[1]:
+            raise BrokenError(
+                f"ggml_backend_sched_reserve: {sizes[0]} bytes for {LAYERS} layers, {sizes[1]} for {DEEPER * LAYERS}: "
+                "no more expected, since a layer's tensors are freed before the next"
+            )
+
     def alloc(self, graph: int) -> None:
         """Allocate a graph; BrokenError if more memory is taken than for the largest one."""
         self._g.backend_sched_reset(self.pointer)
@@ -262,6 +281,8 @@ class Scheduler:
 def _decode(decoder: Decoder, params: Mapping[str, Any]) -> Iterator[F32]:
     caller = decoder.caller
     scheduler = Scheduler(decoder, copies=params["copies"], pin=params["pin"])
+    if params["deep"]:
+        scheduler.reserve_deeper(max(params["n"]))
     if n := params["reserve"]:
         with caller.context(NODES, graph=True) as context:
             scheduler.reserve(decoder.build(context, CELLS - n, n)[0], largest=n >= max(params["n"]))
