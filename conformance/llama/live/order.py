@@ -25,7 +25,7 @@ from conformance.suite.family import Level, keys, read_keys, split_id, without
 
 from .lazy.device import NAMES
 from .lazy.programs import CELLS, PROGRAMS, ROW, RPC
-from .lazy.run import ASKS, DROP, SORTS, Fail, Setting
+from .lazy.run import ASKS, COUNTED, DROP, SORTS, Fail, Setting
 from .lazy.timeline import Moment
 from .llama import Models, Process, device, read_id
 from .scenarios.table import SCENARIOS
@@ -277,16 +277,18 @@ class Player:
 def judge(result: Result, fail: Fail, said: dict[str, Any]) -> Result:
     """Return the result with its verdict: FAIL for races, wrong values, unreported failures.
 
-    VACUOUS if a failure on request did not occur, or no device computed anything.
+    VACUOUS if a failure on request did not occur, or no device computed anything; UNSUPPORTED if this ggml makes fewer
+    calls than the one that fails, and did the rest right.
     """
     if not fail.what and not said["wrong"] and not any(said["calls"].get(name) for name in COMPUTES):
         return replace(result, verdict=Verdict.VACUOUS, error=Error(*2 * ("no device computed anything",)))
     wrong = [*said["races"], said["wrong"]]
     if fail.what in REPORTED:
-        if not said["failures"]:
-            why = f"fail={fail.what}:{fail.n} did not occur"
-            return replace(result, verdict=Verdict.VACUOUS, error=Error(why, why))
-        if not said["reported"] and fail.what not in AVOIDABLE:
+        calls = sum(said["calls"].get(name, 0) for name in COUNTED.get(fail.what, ()))
+        if not said["failures"] and not (calls and any(wrong)):
+            why = f"fail={fail.what}:{fail.n} did not occur{f', only {calls} calls of it' if calls else ''}"
+            return replace(result, verdict=Verdict.UNSUPPORTED if calls else Verdict.VACUOUS, error=Error(why, why))
+        if said["failures"] and not said["reported"] and fail.what not in AVOIDABLE:
             wrong.append(f"fail={fail.what}:{fail.n}: no function of ggml reported it")
     if any(wrong):
         return replace(result, verdict=Verdict.FAIL).noted(*wrong)

@@ -15,7 +15,7 @@ SORTS, ASKS = 1, 2
 
 For the latter `graph_optimize` asks for all tensors to stay allocated until the last node.
 """
-_COUNTED = {
+COUNTED = {
     "alloc": ("alloc_buffer",), "compute": ("graph_compute", "graph_plan_compute"), "init": ("init_backend",),
     "lost": ("graph_compute",),
 }  # fmt: skip
@@ -84,7 +84,7 @@ class Run:
         """Return True if this call fails on request."""
         fail = self.setting.fail
         lost = fail.what == "lost" and self.calls["graph_compute"] >= fail.n
-        if lost or (fail.what == what and sum(self.calls[name] for name in _COUNTED[what]) == fail.n):
+        if lost or (fail.what == what and sum(self.calls[name] for name in COUNTED[what]) == fail.n):
             self.failures += 1
             return True
         return False
