@@ -235,7 +235,7 @@ class Scheduler:
         self._reserved = self._sizes() if largest else []
 
     def reserve_deeper(self, n: int) -> None:
-        """Reserve a graph, and one of `DEEPER` times its layers; BrokenError if that takes more memory.
+        """Reserve a graph, and one of `DEEPER` times its layers; BrokenError if that takes more.
 
         Only one layer's tensors are alive at a time, so what a further layer adds was not freed.
         """
