@@ -8,7 +8,7 @@ function caseLink(i, text, className) {
 
 // An id that breaks at its separators, not inside a word or a number that fits into a line.
 function breakable(id) {
-  const parts = id.split(/(?<=[/,?]|&(?!&)|::|(?<![=,(x[]|\d[eE])[-+])|(?<=\w)(?=\()/);
+  const parts = id.split(/(?<=[^\s/]\/|[,?]|&(?!&)|::|(?<![=,(x[]|\d[eE])[-+])|(?<=\w)(?=\()/);
   const whole = (part) => part.split(/(\S*\d[eE]-\d\S*)/).map((x, k) => (k % 2 ? h("span", { class: "option" }, x) : x));
   return h("span", { class: "ident" }, parts.flatMap((part, k) => [k ? h("wbr") : "", whole(part)]));
 }
