@@ -24,7 +24,7 @@ from conformance.suite.family import Level, without
 from .arch import FEW, spell, unlisted
 from .comparison import SILENT, Comparison, judge_all, judge_by_spread, saved
 from .llama import Models, device, read_id
-from .scenarios.harness import AMPLIFIED, by_rounding
+from .scenarios.harness import AMPLIFIED, Kind, by_rounding
 from .scenarios.table import SCENARIOS
 
 NAME = "scenario"
@@ -80,6 +80,10 @@ WITH_MTP = (
 """Architectures with MTP layers, and the keys that add them."""
 
 
+_KINDS: Mapping[str, Kind] = dict(zip(FEW, ("attention", "hybrid", "recurrent", "encoder"), strict=True))
+"""Architecture -> kind of its memory."""
+
+
 def ids_of(arch: str) -> list[str]:
     """Return the ids of all scenarios."""
     return [id_of(arch, name) for name in _ORDER]
@@ -88,10 +92,17 @@ def ids_of(arch: str) -> list[str]:
 def in_turns(archs: Sequence[str]) -> list[str]:
     """Return the ids of all scenarios: each with one architecture, then each with another.
 
-    So a short run asks every scenario and every kind of memory.
+    So a short run asks every scenario and every kind of memory. First come architectures to which it applies. In a turn
+    all scenarios of an architecture follow each other, since a model takes longer to make and load than they do.
     """
-    of = [ids_of(arch) for arch in archs]
-    return [of[(n + turn) % len(of)][n] for turn in range(len(of)) for n in range(len(_ORDER))]
+    turns: list[list[tuple[str, str]]] = [[] for _ in archs]
+    for n, name in enumerate(_ORDER):
+        able = [a for a in archs if _KINDS.get(a) in (None, *SCENARIOS[name].kinds)]
+        start = n % len(able) if able else 0
+        order = [*able[start:], *able[:start], *(a for a in archs if a not in able)]
+        for turn, a in zip(turns, order, strict=True):
+            turn.append((a, name))
+    return [id_of(a, name) for turn in turns for a, name in sorted(turn, key=lambda row: archs.index(row[0]))]
 
 
 def _ids(level: Level) -> list[str]:

@@ -17,8 +17,10 @@ from scenario_bugs import BUGS, LLAMA, model, planted
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError
 from conformance.judge.verdict import Pair, Result, Verdict
+from conformance.llama.live.arch import FEW
 from conformance.llama.live.comparison import Comparison, judge_all, saved
-from conformance.llama.live.scenario import FAMILY, Player, id_of, ids_of
+from conformance.llama.live.scenario import FAMILY, Player, id_of, ids_of, in_turns
+from conformance.llama.live.scenarios.harness import Harness
 from conformance.llama.live.scenarios.table import SCENARIOS
 from conformance.run.isolation.isolate import Isolation
 
@@ -292,3 +294,16 @@ def test_every_scenario_has_its_words() -> None:
 def _end() -> Iterator[None]:
     yield
     model.cache_clear()
+
+
+@needs_wheel
+def test_a_scenario_is_first_asked_of_a_model_to_which_it_applies() -> None:
+    """The kinds of memory by which `in_turns` chooses are those that llama.cpp has."""
+    kinds = {}
+    for name in FEW:
+        it = model(name)
+        kinds[name] = Harness(it.library, it.model, it._request, Path()).kind
+    for case_id in in_turns(FEW)[: len(SCENARIOS)]:
+        scenario = SCENARIOS[case_id.partition("do=")[2].partition("@")[0]]
+        kind = kinds[case_id.partition("/")[2].partition("-real")[0]]
+        assert kind in scenario.kinds or not set(kinds.values()) & set(scenario.kinds)
