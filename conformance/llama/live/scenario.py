@@ -66,6 +66,8 @@ BLOCKS = tuple(
     for w in ("q4_0", "q8_0", "q4_K", "q5_K", "q6_K")
 )
 """Quantised weights, in rows of whole blocks, for scenarios of batches, states and drafts."""
+WITH_KEYS = ("deepseek2", "lfm2", "llama4", "mamba2", "rwkv7")
+"""Architectures with keys of their own, for `written`."""
 _OF_LORA = tuple(n for n in _ORDER if n.startswith("lora-"))
 WITH_EXPERTS = ("qwen3moe", "gpt-oss", "llama4", "granitehybrid")
 """Architectures with experts, for adapters."""
@@ -111,7 +113,8 @@ def _ids(level: Level) -> list[str]:
     mtp = [id_of(arch, name, set=keys) for arch, keys in WITH_MTP for name in _OF_MTP] if level != "smoke" else []
     blocks = [id_of(arch, name, **keys) for arch, keys in BLOCKS for name in _OF_BLOCKS] if level != "smoke" else []
     experts = [id_of(arch, name) for arch in WITH_EXPERTS for name in _OF_LORA] if level != "smoke" else []
-    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied, *mtp, *blocks, *experts]))
+    files = [id_of(arch, "written") for arch in WITH_KEYS] if level != "smoke" else []
+    return list(dict.fromkeys([*(i for arch in archs for i in ids_of(arch)), *varied, *mtp, *blocks, *experts, *files]))
 
 
 def _name(case_id: str) -> str:

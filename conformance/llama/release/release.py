@@ -118,7 +118,7 @@ def _changed(
             yield Sweep(t, arch.NAME, [arch.id_of(name, run) for name in arch.FEW for run in arch.RUNS])
     for t in targets:
         if models and MODELS in t.runs and t.name != META:  # scenarios split tensors by themselves
-            yield Sweep(t, scenario.NAME, scenario.in_turns(arch.FEW))
+            yield Sweep(t, scenario.NAME, [*scenario.in_turns(arch.FEW), *scenario.FAMILY.ids(level)])
     for t in targets:
         yield Sweep(t, MORE, list(of[t.name][FIRST:]))
 
