@@ -56,6 +56,15 @@ def test_scale_with_a_bias_is_no_set_rows() -> None:
     assert _sealed(SET_ROWS).shows(_found(_cause(ROWS, verdict=Verdict.CRASH, ops=["SET_ROWS"])))
 
 
+def test_a_constructor_counts_for_its_op() -> None:
+    """A node that `ggml_set_rows` builds otherwise is a fault of SET_ROWS, unless that needs what a node has."""
+    found = _found(_cause(["functions/new-SET_ROWS@1"]))
+    plain = {**SET_ROWS, "condition": [], "kind": ["wrong numbers"]}
+    assert _sealed(plain).shows(found)
+    assert not _sealed({**plain, "op": ["SCALE"]}).shows(found)
+    assert not _sealed({**plain, "condition": ["src[0].type = f16"]}).shows(found)
+
+
 def test_a_whole_graph_counts_for_the_op_of_its_first_wrong_node() -> None:
     """Not for another op of the graph, and for none if the first wrong node is unknown."""
     case = ["ops/RMS_NORM_BACK-f32-ne=33x5,computed=a@504"]

@@ -95,18 +95,25 @@ COMPONENTS: Mapping[str, Component] = {
     "graph reuse": Component((*_scenarios("sets*", "lora-*", "cvec-*", "sizes", "batch-*"), "relations/reused-*")),
     "adapters": Component(_scenarios("lora-*", "cvec-*")),
     "allocator": Component(
-        ("alias/*", "memory/*", "order/*,largest=*", *_scenarios("sizes", "larger", "ubatch*", "chunks"))
+        (
+            "alias/*",
+            "memory/*",
+            *(f"order/*,{key}=*" for key in ("largest", "extra", "deep")),
+            *_scenarios("sizes", "larger", "ubatch*", "chunks"),
+        )
     ),
     "scheduler": Component(("order/*", *_scenarios("op-offload", "offload-kqv", "split-*")), {"mode": "sched"}),
     "tensor parallel": Component(_scenarios("split-*"), {"device": "*+*"}),
     "rpc": Component((), {"device": "RPC*"}),
     "quantisation": Component(("functions/quantize-*",)),
-    "files": Component(("functions/gguf-*",)),
-    "training": Component(),
+    "files": Component(("functions/gguf-*", *_scenarios("written"))),
+    "training": Component(("functions/train*",)),
     "threads": Component(
         ("relations/threads-*", *_scenarios("threads", "contexts-2", "contexts-threads")), {"threads": "?*"}
     ),
 }
+_CONSTRUCTOR = re.compile(r"functions/new-([\w.]+)@\d+")
+"""A case that calls an op's constructor, and compares the node."""
 _OPERAND = re.compile(r"(src\[\d\]|any source|any operand|result)\.(.+)")
 _PROPERTIES = frozenset({*of.OPERANDS, MATRICES, *(f"ne[{d}]" for d in range(4))})
 _VALUES: Mapping[str, frozenset[str]] = {
@@ -180,9 +187,11 @@ class Sealed:
 
         `first`: op of the first wrong node of a cause without failing node.
         """
-        if is_live(case_id):
+        called = _CONSTRUCTOR.fullmatch(case_id)
+        if is_live(case_id) and not called:
             return None
-        nodes = [{**backend, **f} for f in _nodes(case_id, case) if not rule.ops or rule.holds(f)]
+        of_case = [{of.OP: called[1]}] if called else _nodes(case_id, case)
+        nodes = [{**backend, **f} for f in of_case if not rule.ops or rule.holds(f)]
         nodes = [f for f in nodes if not first or first in (f[of.OP], f[of.OP].partition(".")[0])]
         own = [f for f in nodes if self._names(f[of.OP])]
         if not own or (not rule.ops and len(own) < len(nodes)):
