@@ -16,7 +16,6 @@ from conformance.causes.same import same
 from conformance.judge.cause import Cause
 from conformance.judge.message import between_builds
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.judge.worse import Worse
 from conformance.report.compare import Sides, State
 
 from .target import Target
@@ -228,7 +227,6 @@ class Causes:
         side = "base" if fails_here else "build"
         mine: list[Result] = []
         ran: list[Result] = []
-        how: list[Worse | None] = []
         for times in (RIGHT, OFTEN):
             if own is not None and alone:
                 self._again(search, own, cause, times, mine)
