@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.backend.interface import Backend, Session, Witness
 from conformance.case.case import Case, Step
-from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.ggml.errors import BackendCrashError, BackendError, ConformanceError
 from conformance.ggml.graph import Graph
 from conformance.ggml.partial import Part, partial
 from conformance.ggml.tensor import Bytes, Tensor, computes, nbytes, pack
@@ -46,6 +46,14 @@ class Execution:
         return [{t: x for t, x in v.all.items() if t not in self.opaque} for v in values]
 
 
+class ClosingError(BackendCrashError):
+    """Death of a process when it closed a case, all values of which had been read."""
+
+    def __init__(self, error: BackendCrashError, execution: Execution) -> None:
+        super().__init__(str(error), words=error.words, died=error.died)
+        self.execution = execution
+
+
 def with_values(case: Case, values: Sequence[StepValues]) -> Case:
     """Return the first steps of `case` with `values` as their recorded values."""
     pairs = zip(case.steps, values, strict=False)
@@ -75,34 +83,40 @@ def execute(
     Steps in `every_node` return all computed nodes instead of the outputs. `memory` computes each step in reused
     memory; not with `every_node`. If `unread`, caches are read after the last step only, and other steps have no values
     for them. `before` gets the session and the index of each step before it runs. BackendError, which has the step, if
-    the backend failed, died or did not answer.
+    the backend failed, died or did not answer; ClosingError, which has all values, if it died after that.
     """
     caches = case.caches()
     wanted = frozenset(every_node)
     steps: list[StepValues] = []
     start = time.perf_counter()
-    with backend.open(case) as session:
-        opaque = session.opaque().intersection(caches)
-        caches = [t for t in caches if t not in opaque]
-        for k, step in enumerate(case.steps):
-            before(session, k)
-            outputs = computed_nodes(step) if k in wanted else step.outputs
-            for data in step.inputs.values():
-                data.flags.writeable = False  # a backend that writes there would change the inputs of others
-            try:
-                if memory is None:
-                    found = session.compute(step.graph, step.inputs, outputs)
-                else:
-                    found = memory.compute(session, step)
-            except BackendError as e:
-                e.step = k
-                raise
-            read = () if unread and k + 1 < len(case.steps) else caches
-            steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in read}))
-        witness = session.witness()
+    ran: list[Execution] = []
+    try:
+        with backend.open(case) as session:
+            opaque = session.opaque().intersection(caches)
+            caches = [t for t in caches if t not in opaque]
+            for k, step in enumerate(case.steps):
+                before(session, k)
+                outputs = computed_nodes(step) if k in wanted else step.outputs
+                for data in step.inputs.values():
+                    data.flags.writeable = False  # a backend that writes there would change the inputs of others
+                try:
+                    if memory is None:
+                        found = session.compute(step.graph, step.inputs, outputs)
+                    else:
+                        found = memory.compute(session, step)
+                except BackendError as e:
+                    e.step = k
+                    raise
+                read = () if unread and k + 1 < len(case.steps) else caches
+                steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in read}))
+            ran.append(Execution(steps, session.witness(), time.perf_counter() - start, opaque))
+    except BackendCrashError as e:
+        if not ran:
+            raise
+        raise ClosingError(e, ran[0]) from None
     if any(p.buffer for p in case.placement.values()) and len(backend.buffer_types()) == 1:
-        witness.notes.append("the backend has only one buffer type for weights")
-    return Execution(steps, witness, time.perf_counter() - start, opaque)
+        ran[0].witness.notes.append("the backend has only one buffer type for weights")
+    return ran[0]
 
 
 class PartError(ConformanceError):

@@ -255,8 +255,9 @@ class Runner:
             if why := _again(result, is_doubtful=is_doubtful, is_late=is_late):
                 again = trial.alone(tested, case, values)
                 result = again if again.verdict is result.verdict else again.noted(why)
-            if result.verdict is not Verdict.CRASH and self.waivers.expects(tested.spec, case.id, Verdict.CRASH):
-                tested.backend.renew()  # it survived a case that usually kills it: its heap may be damaged
+            usual = self.waivers.expects(tested.spec, case.id, Verdict.CRASH)
+            if _damages(result, usual=usual, fragile=tested.backend.fragile):
+                tested.backend.renew()
             return trial.by_stages(tested, case, values, result)
 
     def _finished(self, spec: Spec, case: Case, result: Result) -> Result:
@@ -300,6 +301,14 @@ def _again(result: Result, *, is_doubtful: bool, is_late: bool) -> str:
     if is_doubtful and result.verdict is Verdict.CRASH and died.startswith("SIG"):
         return f"a process that earlier cases had used died ({died}), a new one did not"
     return "no answer in time in the first run, but in the second" if is_late else ""
+
+
+def _damages(result: Result, *, usual: bool, fragile: bool) -> bool:
+    """Return True if a case may have damaged the heap of a process that it did not end.
+
+    `usual`: it usually kills its process. `fragile`: the device is emulated.
+    """
+    return (usual and result.verdict is not Verdict.CRASH) or (fragile and result.verdict is Verdict.FAIL)
 
 
 def _groups(cases: Sequence[Case], size: int, alone: Callable[[Case], bool]) -> Iterable[list[Case]]:

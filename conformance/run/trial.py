@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from conformance.suite.relations import relation
 
 from . import examine, judgement, locate, recorded, relate, stored
 from .attempt import Attempt, UnderTest
-from .execute import Execution, execute
+from .execute import ClosingError, Execution, execute
 from .failed import result_of_error, uncheckable, unjudged, unsupported
 from .oracle import Expectation, NoSecondOpinionError, part
 from .session import select
@@ -120,16 +121,48 @@ def _alone(tested: UnderTest, case: Case, values: stored.Stored | None) -> Resul
     except Exception as e:  # noqa: BLE001  # an arithmetic that cannot be computed
         return uncheckable(tested.pair(case), str(e) if isinstance(e, ConformanceError) else error_text(e))
     try:
-        execution = execute(tested.backend, case)
+        attempt, result = _judged(tested, case, expectation)
     except BackendError as e:
         return examine.failure(tested, case, e)
-    attempt = Attempt(tested, case, expectation, execution)
-    result = judgement.judge(attempt).noted(expectation.note)
     result = examine.examine(attempt, result)
     if not isinstance(expectation, recorded.Recording):
         return stored.judge(attempt, result, values)
     compared = result.verdict in {Verdict.PASS, Verdict.FAIL}
     return replace(result, golden=Golden.COMPARED) if compared else result
+
+
+def _judged(tested: UnderTest, case: Case, expectation: Expectation) -> tuple[Attempt, Result]:
+    """Run a case and judge its values, a second time if the process of a fragile backend dies.
+
+    Wrong values are a FAIL even if a process died, before or after they were read: what a kernel writes outside its
+    result may or may not end the process. BackendError if there are no values, or if right ones follow a death.
+    """
+    try:
+        return _once(tested, case, expectation)
+    except BackendCrashError as e:
+        if not tested.backend.fragile:
+            raise
+        died = e
+    with suppress(BackendError):
+        attempt, result = _once(tested, case, expectation)
+        if result.verdict is Verdict.FAIL:
+            return attempt, result.noted(str(died))
+    raise died
+
+
+def _once(tested: UnderTest, case: Case, expectation: Expectation) -> tuple[Attempt, Result]:
+    died: ClosingError | None = None
+    try:
+        execution = execute(tested.backend, case)
+    except ClosingError as e:
+        execution, died = e.execution, e
+    attempt = Attempt(tested, case, expectation, execution)
+    result = judgement.judge(attempt).noted(expectation.note)
+    if died is None:
+        return attempt, result
+    if result.verdict is not Verdict.FAIL:
+        raise died
+    return attempt, result.noted(str(died))
 
 
 def by_stages(tested: UnderTest, case: Case, values: stored.Stored | None, result: Result) -> Result:

@@ -75,17 +75,29 @@ def abort_later(_):
     if HELD:
         os.abort()
 
-WHAT = {"damage": damage, "abort_later": abort_later}
+def abort_at_first(path):
+    if not os.path.exists(path):
+        open(path, "w").close()
+        os.abort()
+
+WHAT = {"damage": damage, "abort_later": abort_later, "spoil_and_damage": damage}
+WHAT |= {"abort_at_first": abort_at_first, "spoil_or_abort": abort_at_first}
 WHAT |= {"abort": abort, "hang": lambda s: time.sleep(float(s)), "leak": leak, "close_stdout": close_stdout,
         "close_wire": close_wire, "garbage": garbage}
 
 class EvilSession(KernelSession):
-    """Does what the name of the first node says, then computes."""
+    """Does what the name of the first node says, then computes; spoils results, or aborts when it is closed."""
+    what = ""
     def compute(self, graph, inputs, outputs):
-        what, _, rest = graph.nodes[0].name.partition(" ")
-        if what in WHAT:
-            WHAT[what](rest)
-        return super().compute(graph, inputs, outputs)
+        self.what, _, rest = graph.nodes[0].name.partition(" ")
+        if self.what in WHAT:
+            WHAT[self.what](rest)
+        found = super().compute(graph, inputs, outputs)
+        return {t: ~data for t, data in found.items()} if self.what.startswith("spoil") else found
+    def close(self):
+        super().close()
+        if self.what.endswith("abort_at_end"):
+            os.abort()
 
 def add(node, dst, src):
     dst[...] = src[0] + src[1]
@@ -165,6 +177,19 @@ def test_a_fault_costs_one_case(runner: Runner, fault: str, verdict: Verdict, wo
     assert words in found.detail
 
 
+@pytest.mark.parametrize(
+    ("fault", "verdict"), [("abort_at_end", Verdict.CRASH), ("spoil_and_abort_at_end", Verdict.FAIL)]
+)
+def test_wrong_values_are_judged_even_if_the_process_dies_when_it_closes_the_case(
+    runner: Runner, fault: str, verdict: Verdict
+) -> None:
+    """Damage has one verdict, whether or not it kills the process; right values are a crash."""
+    found, after = run(runner, fault, "")
+    assert (found.verdict, after.verdict) == (verdict, Verdict.PASS)
+    assert "closing" in found.detail
+    assert "its process died (SIGABRT)" in found.detail
+
+
 def test_a_slow_leak_costs_the_case_that_goes_too_far(runner: Runner) -> None:
     """Memory that a worker gathers over many cases ends it once; its replacement begins with none."""
     found = run(runner, *["leak 128"] * 6, "")
@@ -187,6 +212,34 @@ def test_a_fragile_process_that_an_earlier_case_damaged_is_no_crash_of_the_next(
     note = "a process that earlier cases had used died (SIGABRT), a new one did not"
     assert [r.notes for r in found] == [(), (note,), (), ()]
     assert [r.verdict for r in run(runner, *names[:2])] == [Verdict.PASS, Verdict.CRASH]
+
+
+@pytest.mark.parametrize(
+    ("fault", "fragile", "verdict"),
+    [
+        ("spoil_or_abort", "1", Verdict.FAIL),
+        ("spoil_or_abort", "", Verdict.CRASH),
+        ("abort_at_first", "1", Verdict.CRASH),
+    ],
+)
+def test_wrong_values_of_a_fragile_process_outweigh_a_death(
+    runner: Runner, tmp_path: Path, fault: str, fragile: str, verdict: Verdict
+) -> None:
+    """Wrong values in a new process are a FAIL; right ones leave the crash as it is."""
+    spec = Spec("evil", (("fragile", fragile),) if fragile else ())
+    (found,) = runner.run(spec, [case(f"{fault} {tmp_path / 'died'}")])
+    assert found.verdict is verdict
+    assert "its process died (SIGABRT)" in found.detail
+
+
+def test_a_fragile_process_ends_with_a_case_that_failed(runner: Runner) -> None:
+    """Damage of a case that failed reaches no later one; other backends keep their process."""
+    spec = Spec("evil", (("fragile", "1"),))
+    names = ("spoil_and_damage", "abort_later")
+    found = [runner.run(spec, [case(n, i)])[0] for i, n in enumerate(names)]
+    assert [r.verdict for r in found] == [Verdict.FAIL, Verdict.PASS]
+    assert not found[1].notes  # it died of nothing
+    assert [r.verdict for r in run(runner, *names)] == [Verdict.FAIL, Verdict.CRASH]
 
 
 def test_crashes_in_a_row_leave_the_run_complete(runner: Runner) -> None:
