@@ -6,14 +6,18 @@
      sub-groups make progress independently;
    - the options of a program: DROPPED, as Intel's runtime lacks functions that they lead to, such as exp_rm(half);
      and ADDED, as a current Clang refuses an assignment in ggml's rope.cl.
-   CONFORM_OPENCL_DROP and CONFORM_OPENCL_ADD replace these, for experiments with a cache of kernels of their own. */
+   CONFORM_OPENCL_DROP and CONFORM_OPENCL_ADD replace these, for experiments with a cache of kernels of their own.
+   It keeps what a CPU's driver compiled in the folder of GGML_OPENCL_KERNEL_CACHE_DIR: ggml-opencl uses that, too, but
+   not for FLASH_ATTN_EXT, which takes minutes. A kept program is another one to OpenCL: `actual` finds it. */
 #define _GNU_SOURCE
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define NAME "%s, a CPU called Intel"
 #define SUBGROUPS "cl_khr_subgroups"
@@ -44,6 +48,15 @@ static void * real(const char * name) {
 typedef cl_int (*info_fn)(cl_device_id, cl_device_info, size_t, void *, size_t *);
 typedef cl_int (*build_fn)(cl_program, cl_uint, const cl_device_id *, const char *,
                            void(CL_CALLBACK *)(cl_program, void *), void *);
+typedef cl_int (*program_fn)(cl_program, cl_program_info, size_t, void *, size_t *);
+typedef struct swap { cl_program asked, kept; struct swap * next; } swap;
+static swap * swaps;
+
+static cl_program actual(cl_program asked) {
+    for (swap * s = swaps; s; s = s->next)
+        if (s->asked == asked) return s->kept;
+    return asked;
+}
 
 static int is_cpu(cl_device_id device) {
     cl_device_type type = 0;
@@ -82,20 +95,111 @@ cl_int clGetDeviceInfo(cl_device_id device, cl_device_info what, size_t size, vo
     return CL_SUCCESS;
 }
 
+static uint64_t digest(uint64_t found, const char * text) {
+    do found = (found ^ (unsigned char) *text) * 1099511628211u;  /* FNV-1a, with the zero at the end */
+    while (*text++);
+    return found;
+}
+
+/* The file of a program: by its source, its options, the device and the driver. 0 if there is no folder or source. */
+static int file_of(char * path, size_t size, cl_program program, cl_device_id device, const char * options) {
+    const char * folder = getenv("GGML_OPENCL_KERNEL_CACHE_DIR");
+    program_fn ask = (program_fn) real("clGetProgramInfo");
+    char name[512] = "", version[512] = "", * source;
+    size_t length = 0;
+    if (!folder || ask(program, CL_PROGRAM_SOURCE, 0, NULL, &length) != CL_SUCCESS || length < 2) return 0;
+    if (ask(program, CL_PROGRAM_SOURCE, length, source = malloc(length), NULL) != CL_SUCCESS) *source = 0;
+    ((info_fn) real("clGetDeviceInfo"))(device, CL_DEVICE_NAME, sizeof name, name, NULL);
+    ((info_fn) real("clGetDeviceInfo"))(device, CL_DRIVER_VERSION, sizeof version, version, NULL);
+    uint64_t found = digest(digest(digest(digest(14695981039346656037u, source), options), name), version);
+    free(source);
+    return snprintf(path, size, "%s/%016llx-%zu.kept", folder, (unsigned long long) found, length) < (int) size;
+}
+
+static cl_program kept_in(const char * path, cl_program asked, cl_device_id device, const char * options) {
+    cl_context context = NULL;
+    cl_program found = NULL;
+    cl_int error;
+    FILE * file = fopen(path, "rb");
+    if (!file) return NULL;
+    fseek(file, 0, SEEK_END);
+    size_t size = (size_t) ftell(file);
+    unsigned char * bytes = malloc(size + 1);
+    rewind(file);
+    if (fread(bytes, 1, size, file) == size) {
+        ((program_fn) real("clGetProgramInfo"))(asked, CL_PROGRAM_CONTEXT, sizeof context, &context, NULL);
+        found = clCreateProgramWithBinary(context, 1, &device, &size, (const unsigned char **) &bytes, NULL, &error);
+        if (found && ((build_fn) real("clBuildProgram"))(found, 1, &device, options, NULL, NULL) != CL_SUCCESS) {
+            clReleaseProgram(found);
+            found = NULL;
+        }
+    }
+    fclose(file);
+    free(bytes);
+    return found;
+}
+
+static void keep(const char * path, cl_program program) {
+    program_fn ask = (program_fn) real("clGetProgramInfo");
+    char own[4200];
+    size_t size = 0;
+    snprintf(own, sizeof own, "%s.%d", path, (int) getpid());
+    ask(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL);
+    unsigned char * bytes = malloc(size + 1);
+    FILE * file = size && !ask(program, CL_PROGRAM_BINARIES, sizeof bytes, &bytes, NULL) ? fopen(own, "wb") : NULL;
+    if (file) {
+        int written = fwrite(bytes, 1, size, file) == size;
+        if (fclose(file) || !written || rename(own, path)) remove(own);
+    }
+    free(bytes);
+}
+
 cl_int clBuildProgram(cl_program program, cl_uint n, const cl_device_id * devices, const char * options,
                       void(CL_CALLBACK * notify)(cl_program, void *), void * data) {
     build_fn build = (build_fn) real("clBuildProgram");
     cl_device_id device = NULL;
+    char path[4096];
     clGetProgramInfo(program, CL_PROGRAM_DEVICES, sizeof device, &device, NULL);
     if (!options || !device || !is_cpu(device)) return build(program, n, devices, options, notify, data);
     const char * dropped = chosen("CONFORM_OPENCL_DROP", DROPPED);
     const char * added = chosen("CONFORM_OPENCL_ADD", ADDED);
     char * words = strdup(options), * rest = NULL;
-    char * kept = calloc(strlen(options) + strlen(added) + 3, 1);
+    char * used = calloc(strlen(options) + strlen(added) + 3, 1);
     for (char * word = strtok_r(words, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
-        if (!strstr(dropped, word)) strcat(strcat(kept, word), " ");
-    cl_int error = build(program, n, devices, strcat(kept, added), notify, data);
+        if (!strstr(dropped, word)) strcat(strcat(used, word), " ");
+    strcat(used, added);
+    int keeps = !notify && file_of(path, sizeof path, program, device, used);
+    cl_program kept = keeps ? kept_in(path, program, device, used) : NULL;
+    cl_int error = kept ? CL_SUCCESS : build(program, n, devices, used, notify, data);
+    if (kept) {
+        swap * new = malloc(sizeof *new);
+        *new = (swap) {program, kept, swaps};
+        swaps = new;
+    } else if (keeps && error == CL_SUCCESS) {
+        keep(path, program);
+    }
     free(words);
-    free(kept);
+    free(used);
     return error;
+}
+
+cl_int clGetProgramInfo(cl_program program, cl_program_info what, size_t size, void * value, size_t * needed) {
+    return ((program_fn) real("clGetProgramInfo"))(actual(program), what, size, value, needed);
+}
+
+cl_kernel clCreateKernel(cl_program program, const char * name, cl_int * error) {
+    return ((cl_kernel(*)(cl_program, const char *, cl_int *)) real("clCreateKernel"))(actual(program), name, error);
+}
+
+cl_int clReleaseProgram(cl_program program) {
+    cl_int (*release)(cl_program) = (cl_int(*)(cl_program)) real("clReleaseProgram");
+    for (swap ** s = &swaps; *s; s = &(*s)->next)
+        if ((*s)->asked == program) {
+            swap * old = *s;
+            *s = old->next;
+            release(old->kept);
+            free(old);
+            break;
+        }
+    return release(program);
 }

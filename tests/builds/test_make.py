@@ -29,12 +29,21 @@ CL = """\
 #define CL_DEVICE_NAME 0x102B
 #define CL_DEVICE_EXTENSIONS 0x1030
 #define CL_DEVICE_OPENCL_C_FEATURES 0x106F
+#define CL_DRIVER_VERSION 0x102D
+#define CL_PROGRAM_CONTEXT 0x1161
 #define CL_PROGRAM_DEVICES 0x1163
+#define CL_PROGRAM_SOURCE 0x1164
+#define CL_PROGRAM_BINARY_SIZES 0x1165
+#define CL_PROGRAM_BINARIES 0x1166
 #define CL_DEVICE_TYPE_CPU 2
 typedef int cl_int; typedef unsigned cl_uint; typedef unsigned long cl_device_type; typedef cl_uint cl_device_info;
-typedef void * cl_device_id; typedef void * cl_program;
+typedef void * cl_device_id; typedef void * cl_program; typedef void * cl_context; typedef void * cl_kernel;
+typedef cl_uint cl_program_info;
 typedef struct { unsigned version; char name[64]; } cl_name_version;
 cl_int clGetProgramInfo(cl_program, cl_uint, size_t, void *, size_t *);
+cl_int clReleaseProgram(cl_program);
+cl_program clCreateProgramWithBinary(cl_context, cl_uint, const cl_device_id *, const size_t *, const unsigned char **,
+                                     cl_int *, cl_int *);
 """
 """The declarations of CL/cl.h that `opencl.c` needs."""
 DRIVER = """\
@@ -49,11 +58,27 @@ cl_int clGetDeviceInfo(cl_device_id d, cl_device_info what, size_t size, void * 
     if (what == CL_DEVICE_OPENCL_C_FEATURES) memcpy(value, &feature, *needed = sizeof feature);
     return CL_SUCCESS;
 }
-cl_int clGetProgramInfo(cl_program p, cl_uint w, size_t s, void * v, size_t * n) { *(void **) v = p; return 0; }
+char source[64], calls[64]; cl_int status = -11;
+cl_int clGetProgramInfo(cl_program p, cl_uint what, size_t size, void * value, size_t * needed) {
+    if (needed) *needed = strlen(source) + 1;
+    if (value && what == CL_PROGRAM_SOURCE) strcpy(value, source);
+    if (value && what == CL_PROGRAM_BINARY_SIZES) *(size_t *) value = 4;
+    if (value && what == CL_PROGRAM_BINARIES) memcpy(*(char **) value, "code", 4);
+    if (value && (what == CL_PROGRAM_CONTEXT || what == CL_PROGRAM_DEVICES)) *(void **) value = p;
+    return 0;
+}
+static void note(char what, cl_program p) { strncat(calls, (char[]) {what, '0' + (int) (long) p, ' ', 0}, 3); }
 cl_int clBuildProgram(cl_program p, cl_uint n, const cl_device_id * d, const char * o, void * f, void * x) {
     strcpy(options, o);
-    return -11;
+    note('b', p);
+    return status;
 }
+cl_program clCreateProgramWithBinary(cl_context c, cl_uint n, const cl_device_id * d, const size_t * size,
+                                     const unsigned char ** bytes, cl_int * a, cl_int * e) {
+    return *size == 4 && !memcmp(*bytes, "code", 4) ? (cl_program) 9 : NULL;
+}
+cl_kernel clCreateKernel(cl_program p, const char * name, cl_int * e) { note('k', p); return p; }
+cl_int clReleaseProgram(cl_program p) { note('r', p); return 0; }
 """
 """A libOpenCL with one device."""
 
@@ -224,18 +249,68 @@ for kind, feature, given, expected in (
 """
 
 
+KEPT = """
+import ctypes, os, pathlib, sys
+
+folder = pathlib.Path(os.environ["GGML_OPENCL_KERNEL_CACHE_DIR"])
+real = ctypes.CDLL(sys.argv[1] + "/libOpenCL.so.1", ctypes.RTLD_GLOBAL)
+ours = ctypes.CDLL(sys.argv[1] + "/between.so")
+calls = (ctypes.c_char * 64).in_dll(real, "calls")
+
+def built(program, source, options, kind=2, status=0):
+    calls.value = b""
+    ctypes.c_ulong.in_dll(real, "type").value = kind
+    ctypes.c_int.in_dll(real, "status").value = status
+    (ctypes.c_char * 64).in_dll(real, "source").value = source
+    handle = ctypes.c_void_p(program)
+    found = ours.clBuildProgram(handle, 0, None, options, None, None)
+    ours.clCreateKernel(handle, b"name", None)
+    ours.clReleaseProgram(handle)
+    return found, calls.value.decode().strip()
+
+assert built(1, b"a", b"-DA", status=-11) == (-11, "b1 k1 r1")  # one that fails is not kept
+assert built(1, b"a", b"-DA", kind=4) == (0, "b1 k1 r1")  # nor that of a GPU
+assert not list(folder.iterdir())
+assert built(1, b"a", b"-DA") == (0, "b1 k1 r1")
+(file,) = folder.iterdir()
+assert file.read_bytes() == b"code"
+assert built(2, b"a", b"-DA") == (0, "b9 k9 r9 r2")  # 9 is the kept one
+assert built(3, b"b", b"-DA") == built(3, b"a", b"-DB") == (0, "b3 k3 r3")
+assert len(list(folder.iterdir())) == 3
+file.write_bytes(b"cod")
+assert built(4, b"a", b"-DA") == (0, "b4 k4 r4")  # damaged: compiled and kept again
+assert file.read_bytes() == b"code"
+"""
+
+
+def _compiled(folder: Path) -> None:
+    """Compile `opencl.c` as between.so, and the libOpenCL that it calls."""
+    (folder / "CL").mkdir()
+    (folder / "CL" / "cl.h").write_text(CL, "utf-8")
+    (folder / "driver.c").write_text(DRIVER, "utf-8")
+    words = ["cc", "-shared", "-fPIC", f"-I{folder}", "-o"]
+    subprocess.run([*words, folder / "libOpenCL.so.1", folder / "driver.c"], check=True)
+    between = shipped.path() / "builds" / make.BETWEEN
+    links = ["-Wl,--no-as-needed", f"-Wl,-rpath,{folder}", f"-L{folder}", "-l:libOpenCL.so.1", "-ldl"]
+    subprocess.run([*words, folder / "between.so", between, *links], check=True)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_what_was_compiled_for_a_cpu_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same source with the same options is loaded from its file, and compiled if that is damaged."""
+    _compiled(tmp_path)
+    (tmp_path / "kernels").mkdir()
+    monkeypatch.setenv("GGML_OPENCL_KERNEL_CACHE_DIR", str(tmp_path / "kernels"))
+    done = subprocess.run([sys.executable, "-c", KEPT, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_only_a_cpu_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name has Intel, its sub-groups are an extension, two flags go and one comes; a GPU stays as it is."""
-    (tmp_path / "CL").mkdir()
-    (tmp_path / "CL" / "cl.h").write_text(CL, "utf-8")
-    (tmp_path / "driver.c").write_text(DRIVER, "utf-8")
-    for name in ("CONFORM_OPENCL_DROP", "CONFORM_OPENCL_ADD", "LD_LIBRARY_PATH"):
+    _compiled(tmp_path)
+    for name in ("CONFORM_OPENCL_DROP", "CONFORM_OPENCL_ADD", "LD_LIBRARY_PATH", "GGML_OPENCL_KERNEL_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
-    words = ["cc", "-shared", "-fPIC", f"-I{tmp_path}", "-o"]
-    subprocess.run([*words, tmp_path / "libOpenCL.so.1", tmp_path / "driver.c"], check=True)
-    between = shipped.path() / "builds" / make.BETWEEN
-    subprocess.run([*words, tmp_path / "between.so", between, f"-Wl,-rpath,{tmp_path}", "-ldl"], check=True)
     # in a process of its own: OpenVINO may have loaded the machine's libOpenCL into this one
     done = subprocess.run([sys.executable, "-c", CALLS, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
