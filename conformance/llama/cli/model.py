@@ -160,10 +160,10 @@ def check_model(
         with closing(loaded(model)) as llama:
             text = None if text_file is None else _text(llama, text_file)
             plain = replace(asked, compare=None)
-            talk = plain.talk(llama)
+            talk = plain.talk(llama) if specs else []
             if url:
                 with closing(loaded(model, cpu=replace(cpu, device="CPU"))) as packed:
-                    first = talk[0][0].prompt if prompt or tokens else ()
+                    first = plain.first(llama) if prompt or tokens else ()
                     judged = check_server(url, model, llama, packed, check, read, say, first, isolation.time_limit)
                 line(f"{url}: {judged.sentence()}")
                 for note in judged.notes:

@@ -171,11 +171,14 @@ class LlamaProcess:
     def tokens(self, text: str, *, first: bool = True) -> list[int]:
         """Tokenise a text; with leading tokens if it is the `first` of its slot.
 
-        UsageError if the vocabulary has no text, or if there is no token.
+        UsageError if the vocabulary has no text or lacks a part of this one, or if there is no token.
         """
         if not self.has_words:
             raise UsageError(f"{self._model}: its vocabulary has no texts; give tokens: --tokens 1,2,3")
-        return list(self._ask({"tokens": text, "first": first})["tokens"])
+        try:
+            return list(self._ask({"tokens": text, "first": first})["tokens"])
+        except LlamaEndedError as e:
+            raise LlamaEndedError(f"{e}; tokens need no vocabulary: --tokens 1,2,3", e.failure) from None
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> str:
         """Format messages, role and text, by the model's own chat template, up to the next answer.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from conformance.ggml.errors import UnavailableError
 from conformance.llama.model.graphs import Say
@@ -13,7 +12,7 @@ from conformance.llama.model.llama_process import LlamaProcess, Setting
 from conformance.llama.model.turns import Checking
 
 from . import growth
-from .client import LOCAL, Server
+from .client import Server
 from .judge import Judgement, ServerJudge, in_float64
 from .running import RunningServer, of_text
 from .ways import WAYS
@@ -42,8 +41,8 @@ def check_server(
 
     with ExitStack() as opened:
         if "://" in named:
-            server, url = Server(named, words), urlsplit(named)
-            pid = growth.listener(url.port or 80) if url.hostname in LOCAL else None
+            server = Server(named, words, timeout=time_limit)
+            pid = growth.listener(server.port) if server.is_local else None
         else:
             running = RunningServer(of_text(named), model, words, time_limit)
             opened.callback(running.close)

@@ -26,6 +26,8 @@ IDLE = 5.0
 """Seconds in which slots are free after a request was cancelled."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 """Hosts that no proxy reaches."""
+PORTS = {"http": 80, "https": 443}
+"""Scheme of a URL -> its port if the URL names none."""
 
 Candidates = Mapping[int, float]
 """Token -> log probability."""
@@ -86,6 +88,18 @@ class Slot(msgspec.Struct):
     is_processing: bool
 
 
+def address(url: str) -> tuple[str, int]:
+    """Return host and port of an HTTP URL; UsageError for another text."""
+    try:
+        found = urlsplit(url)
+        port = found.port
+    except ValueError as e:
+        raise UsageError(f"--server {url!r}: a URL such as http://127.0.0.1:8080 expected: {e}") from None
+    if found.scheme not in PORTS or not found.hostname or len(url.split()) != 1:
+        raise UsageError(f"--server {url!r}: a URL such as http://127.0.0.1:8080 expected")
+    return found.hostname, PORTS[found.scheme] if port is None else port
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Greedy tokens, with the server's candidates for each."""
@@ -108,11 +122,11 @@ class Server:
         self, url: str, words: Callable[[], Sequence[str]], ended: Callable[[], object] = lambda: None,
         timeout: float = TIMEOUT,
     ) -> None:  # fmt: skip
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"--server {url!r}: a URL such as http://127.0.0.1:8080 expected")
+        host, self.port = address(url)
+        self.is_local = host in LOCAL
         self.root = url.rstrip("/").removesuffix("/v1")
         self.url = f"{self.root}/v1/completions"
-        own = urllib.request.ProxyHandler({}) if urlsplit(url).hostname in LOCAL else urllib.request.ProxyHandler()
+        own = urllib.request.ProxyHandler({}) if self.is_local else urllib.request.ProxyHandler()
         self._open = urllib.request.build_opener(own).open
         self._words, self._ids, self._ended, self._timeout = words, dict[str, int](), ended, timeout
 
@@ -183,10 +197,14 @@ class Server:
             said = e.read(400).decode(errors="replace")
             raise RefusedError(f"{asked.full_url}: HTTP {e.code}: {said}") from None
         except TimeoutError:
-            raise BackendTimeoutError(f"{asked.full_url}: no answer within {self._timeout:g} s") from None
-        except (OSError, http.client.HTTPException) as e:
+            late = f"{asked.full_url}: no answer within {self._timeout:g} s; --time-limit SECONDS waits longer"
+            raise BackendTimeoutError(late) from None
+        except OSError as e:
             self._ended()
             raise UnavailableError(f"{asked.full_url}: {getattr(e, 'reason', e)}; is the server running?") from None
+        except http.client.HTTPException as e:
+            self._ended()
+            raise UnavailableError(f"{asked.full_url}: a reply in HTTP expected: {type(e).__name__}: {e}") from None
 
     def _by_text(self, found: Logprobs, cached: int) -> Answer:
         """Find tokens by their texts, up to the first whose text is not that of one token alone."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import numpy as np
 import pytest
@@ -17,8 +20,8 @@ from marks import needs_wheel
 from toy_server import listening
 
 from conformance.cli import main
-from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.llama.live.llama import Device
+from conformance.ggml.errors import BackendTimeoutError, UnavailableError, UsageError
+from conformance.llama.live.llama import Device, Models
 from conformance.llama.model.check import ModelCheck
 from conformance.llama.model.figures import F32, log_softmax
 from conformance.llama.model.llama_process import LlamaProcess, alone
@@ -26,8 +29,10 @@ from conformance.llama.model.recording import ModelRecording
 from conformance.llama.model.turns import setting
 from conformance.llama.server import judge as server
 from conformance.llama.server.client import Answer, Server
+from conformance.llama.server.family import METADATA
 from conformance.llama.server.judge import Continuation, Judgement, ServerJudge, distance, in_float64
 from conformance.llama.server.ways import FRESH, TOKENS, Asked
+from conformance.run.isolation.isolate import Isolation
 
 Served = Callable[[list[int], int], F32]
 """Return the logits after a prompt and after each of n - 1 greedy tokens."""
@@ -182,6 +187,76 @@ def test_what_is_no_server() -> None:
         Server(url, list).complete([1], 1)
     with serving(lambda *_: np.zeros((1, 4), np.float32), lost=1) as url:
         assert Server(url, list).complete([1], 2) == Answer()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:99999", "http://127.0.0.1:abc", "http://[::1", "http://", "ftp://127.0.0.1", "http://a b"],
+)
+def test_what_is_no_url(url: str) -> None:
+    """A text that is no URL of HTTP is refused before anything is asked."""
+    with pytest.raises(UsageError, match=r"a URL such as http://127\.0\.0\.1:8080 expected"):
+        Server(url, list)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "a reply in HTTP expected: BadStatusLine: SSH-2.0-OpenSSH_9.2"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]", "a reply in HTTP expected: IncompleteRead"),
+        (b"", "is the server running"),
+    ],
+)
+def test_a_port_without_http(reply: bytes, words: str) -> None:
+    """The message has what came instead; a connection that closes is one without a server."""
+    with _port(reply) as url, pytest.raises(UnavailableError, match=words):
+        Server(url, list).slots()
+
+
+def test_a_port_that_says_nothing() -> None:
+    """The time limit ends the wait, and the message names its option."""
+    with _port(None) as url, pytest.raises(BackendTimeoutError, match=r"no answer within 0\.2 s; --time-limit"):
+        Server(url, list, timeout=0.2).slots()
+
+
+@contextmanager
+def _port(reply: bytes | None) -> Iterator[str]:
+    """Answer each connection on loopback with the same bytes, with none for None; yield the URL."""
+    ended = threading.Event()
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(1 << 16)
+            if reply is None:
+                ended.wait()
+            else:
+                self.request.sendall(reply)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            ended.set()
+            server.shutdown()
+            thread.join()
+
+
+@needs_wheel
+def test_a_prompt_is_tokenised_only_if_it_is_needed(tmp_path: Path) -> None:
+    """A vocabulary that lacks letters ends llama.cpp, but a server is asked for tokens."""
+    models = Models(Isolation(), METADATA)
+    try:
+        path = shutil.copy(models.use("server/llama-real=1,do=fresh-24@1").model, tmp_path / "words.gguf")
+    finally:
+        models.close()
+    for more, words in (
+        (["--backend", "ggml"], "--tokens 1,2,3"),
+        (["--server", "http://127.0.0.1:1"], "is the server running"),
+    ):
+        ran = CliRunner().invoke(main, ["check-model", str(path), *more])
+        assert (ran.exit_code, words in ran.output) == (2, True), ran.output
 
 
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 5))
