@@ -17,7 +17,7 @@ from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.ggml.tensor import VIEW_OPS
 from conformance.judge.cause import ALWAYS, Cause
 from conformance.judge.evidence import Fault
-from conformance.judge.message import innermost, masked
+from conformance.judge.message import innermost, masked, said
 from conformance.judge.verdict import FAILURES, Result, Verdict, counted
 from conformance.process import Deadline
 from conformance.run.isolation.isolate import Isolation, Workers
@@ -246,20 +246,35 @@ def by_message(results: Sequence[Result]) -> list[Cause]:
             groups.setdefault((r.backend, what, r.verdict, _message_of(r)), []).append(r)
     causes = []
     for (backend, what, verdict, message), rows in groups.items():
-        name, cases, first = f"{what}-{digest(verdict, message)}", [r.case for r in rows], rows[0].error
-        said = first.message if first is not None and verdict is Verdict.FAIL else message  # with its numbers
-        sentence = f"{what}: {verdict}: {said} ({counted(len(cases), 'case')})"
+        name, cases = f"{what}-{digest(verdict, message)}", [r.case for r in rows]
+        sentence = f"{what}: {verdict}: {_with_numbers(rows[0])} ({counted(len(cases), 'case')})"
         rank = {"failed": len(cases)}
         causes.append(Cause(name, sentence, backend, verdict, _op(cases[0]), message, (), tuple(cases), rank=rank))
     return sorted(causes, key=lambda c: (-len(c.cases), c.id))
 
 
+def _with_numbers(result: Result) -> str:
+    """Return the message by which a failure is grouped, unmasked."""
+    if result.error is not None:
+        return result.error.message if result.verdict is Verdict.FAIL else said(result.error)
+    note = _note_of(result)
+    return " ".join(note.split()) if note else _message_of(result)
+
+
+def _note_of(result: Result) -> str:
+    """Return the note of a live case that has neither a place nor an error; empty if none."""
+    placed = result.error is not None or (result.where is not None and signature_of(result) is not None)
+    return result.notes[0] if not placed and is_live(result.case) and result.notes else ""
+
+
 def _message_of(result: Result) -> str:
     if result.error is not None:
         return innermost(result.error)
+    if note := _note_of(result):
+        return masked(note)
     where, signature = result.where, signature_of(result)
     if where is None or signature is None:
-        return masked(result.notes[0]) if is_live(result.case) and result.notes else "wrong numbers"
+        return "wrong numbers"
     finite = "" if result.nmse is None or isfinite(result.nmse) else ", not finite"
     if where.fault is Fault.OUTPUT:
         since = f"in {where.name}" if where.name else f"from {'a later' if where.step else 'the first'} step on"
