@@ -62,7 +62,7 @@ class Search:
     def run(self, failures: Sequence[Failure]) -> list[Group]:
         """Return the groups; each failure is in at least one of them."""
         in_turn = _in_turn(failures)
-        for what, do in (("failure", self._take), ("second bug behind failure", self._look_behind)):
+        for what, do in (("failure", self._take), ("looking for a second bug behind failure", self._look_behind)):
             for n, failure in enumerate(in_turn, 1):
                 try:
                     do(failure)

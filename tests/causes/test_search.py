@@ -352,3 +352,4 @@ def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Found([FAULTS["kv-head-modulo"]], ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"))
     assert {f.case.id for f in found.failures} == {f.case.id for g in found.groups for f in g.failures}
     assert sum(text.startswith("interrupted") for text in found.said) == 1
+    assert not any(text.startswith("second bug") for text in found.said), "a search is no finding"
