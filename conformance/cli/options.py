@@ -244,9 +244,16 @@ def settings_here() -> Settings:
     return cast("Settings", click.get_current_context().meta[SETTINGS])
 
 
+def _installed(ctx: click.Context, _param: click.Parameter, texts: Sequence[str]) -> Sequence[str]:
+    """Return the backends; UsageError if one is not installed."""
+    if texts and not ctx.resilient_parsing:
+        parse_specs(texts)
+    return texts
+
+
 def backend_option(f: Command) -> Command:
     """Add --backend, and --config, which defines names for it."""
-    return BACKEND.click()(config_option(f))
+    return BACKEND.click(callback=_installed)(config_option(f))
 
 
 def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tuple[list[Spec], dict[str, str]]:

@@ -17,6 +17,7 @@ WRONG = ("ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1", "ops/GET_ROWS-f32+i32-a=
     [
         (["run", "--backend", "ggm"], "backend 'ggm' is not installed; did you mean ggml? known: cpu,"),
         (["run", "--backend", "ggml?devise=CPU"], "option 'devise' is unknown; did you mean device? its options: lib,"),
+        (["run", "--backend", "sched?devices=ggm,cpu"], "backend 'ggm' is not installed; did you mean ggml?"),
         (["run", "--backend", "cpu", "--against", "old.json"], "--against old.json: no such file; a run's record"),
         (["perf", "run", "--backend", "cpu", "--against", "runs/old"], "--against runs/old: no such file;"),
         (["list", "casse"], "'casse' is not one of backends, families, cases, builds; did you mean cases?"),

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from conformance.backend.registry import Spec, resolve
+from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.cli import options
 from conformance.cli.output import leave, line, table
@@ -148,7 +148,7 @@ def check_model(
         broken = _broken(model, done.results)
     if stopped.exit_code or not (backends or url):
         _end(done, json_path, broken + stopped)
-    specs = _known(backends)
+    specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
     played = [read(s) for s in settings or (turns.SETTINGS if turns_file else ("",))]
     share = budget * SHARE / len(played)
     with _progress(f"llama.cpp maps {model.stat().st_size >> 20} MiB and decodes on its CPU") as say:
@@ -203,14 +203,6 @@ def check_model(
         + Outcome.of(Why.FAILED, [f"{name}: {WRONG}" for name, run in last.items() if run.is_wrong])
         + Outcome.of(Why.UNEXECUTED, [f"{name}: {NOT_RUN}" for name, run in last.items() if run.word == NOT_RUN])
     )
-
-
-def _known(backends: Sequence[str]) -> list[Spec]:
-    """Return the backends, each once; UsageError for an unknown one, before anything is decoded."""
-    specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
-    for spec in specs:
-        resolve(spec)
-    return specs
 
 
 def _numbers(tokens: str | None) -> list[int]:

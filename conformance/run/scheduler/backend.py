@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, Witness, no
-from conformance.backend.registry import Composed, Spec, provide
+from conformance.backend.registry import Composed, Spec, provide, resolve
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import GraphError, UnavailableError
@@ -264,6 +264,13 @@ class _SchedSession(Watched):
             return self._holders[tensor]
         except KeyError:
             raise GraphError(f"{self._case.id}: {tensor} is not a persistent tensor of the opened case") from None
+
+
+def devices_of(spec: Spec) -> list[Spec]:
+    """Return the devices of a scheduler, or the backend itself, each with all its options."""
+    whole = resolve(spec)
+    named = dict(whole.options).get("devices", "") if whole.name == NAME else ""
+    return [resolve(s) for s in read_devices(named)] if named else [whole]
 
 
 def _shown(session: Session, tensors: Iterable[Tensor]) -> dict[Tensor, Bytes]:

@@ -23,6 +23,7 @@ from conformance.ggml.text import placed
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Workers, open_backend
 from conformance.run.live import LIVE, LiveFamily, family_names, family_or_none
+from conformance.run.scheduler.backend import devices_of
 from conformance.suite import FAMILIES, by_default
 from conformance.suite.family import LEVELS, Family, Level
 from conformance.suite.ops import NAME as OPS
@@ -166,10 +167,10 @@ def lacking(families: Sequence[str]) -> dict[str, str]:
 def parse_specs(texts: Sequence[str]) -> list[Spec]:
     """Parse the user's backends, each once, or the default ones.
 
-    UsageError if one is malformed or not installed.
+    UsageError if one, or a device of a scheduler, is malformed or not installed.
     """
     specs = list(dict.fromkeys(map(Spec.parse, texts))) or [Spec(n) for n in registry.defaults()]
-    for name in (resolve(s).name for s in specs):
+    for name in (part.name for s in specs for part in devices_of(s)):
         if not registry.is_provided(name):
             registry.entry_of(name)
     return specs

@@ -486,6 +486,14 @@ def test_the_command_writes_what_its_contract_says(model: Path, tmp_path: Path) 
     assert (repeated.case, repeated.where, repeated.error) == (found.case, found.where, None)
 
 
+@pytest.mark.parametrize("backend", ["swaped", "sched?devices=swaped,cpu"])
+def test_an_unknown_backend_is_refused_before_anything_is_decoded(model: Path, backend: str) -> None:
+    """Also a device of a scheduler."""
+    ran = CliRunner().invoke(main, ["check-model", str(model), "--backend", backend])
+    assert ran.exit_code == 2
+    assert ran.output.startswith("conform: backend 'swaped' is not installed;")
+
+
 def _interrupted(_b: CpuBackend, _n: Tensor, dst: Raw, src: Sources, _before: Raw) -> None:
     """Ctrl-C in the second token after the prompt."""
     if dst.any() and np.any(src[1] == 4):
