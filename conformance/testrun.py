@@ -203,6 +203,7 @@ class Chosen:
         """
         if self.against is None or Path(self.against).is_file():
             return None
+        expect_backend("--against", self.against)
         found, lacking = choose([self.against], self.stage, self.workers)
         for why in lacking.values():
             raise UnavailableError(f"--against {self.against}: not available: {why}")

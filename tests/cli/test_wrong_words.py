@@ -18,8 +18,16 @@ WRONG = ("ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1", "ops/GET_ROWS-f32+i32-a=
         (["run", "--backend", "ggm"], "backend 'ggm' is not installed; did you mean ggml? known: cpu,"),
         (["run", "--backend", "ggml?devise=CPU"], "option 'devise' is unknown; did you mean device? its options: lib,"),
         (["run", "--backend", "sched?devices=ggm,cpu"], "backend 'ggm' is not installed; did you mean ggml?"),
-        (["run", "--backend", "cpu", "--against", "old.json"], "--against old.json: no such file; a run's record"),
-        (["perf", "run", "--backend", "cpu", "--against", "runs/old"], "--against runs/old: no such file;"),
+        (["run", "--backend", "cpu", "--against", "old.json"], "--against old.json: no such file or folder; a run's"),
+        (
+            ["run", "--backend", "ggml", "--against", "build.old", "--changed"],
+            "--against build.old: no such file or folder; a run's record (--json), or a backend such as 'ggml?lib=",
+        ),
+        (
+            ["run", "--backend", "ggml", "--against", "old"],
+            "--against old: no such file or folder, and backend 'old' is not installed;",
+        ),
+        (["perf", "run", "--backend", "cpu", "--against", "runs/old"], "--against runs/old: no such file or folder;"),
         (["list", "casse"], "'casse' is not one of backends, families, cases, builds; did you mean cases?"),
         (["run", "--backend", "cpu", "--save-failures", "/proc/x"], "files cannot be created in /proc:"),
     ],

@@ -328,8 +328,13 @@ def expect_backend(option: str, text: str) -> None:
     """Raise UsageError if `text`, which is no existing file, names no backend either."""
     name = Path(text.partition("?")[0])
     if name.suffix or len(name.parts) > 1:
-        raise UsageError(f"{option} {text}: no such file; a run's record (--json), or the name of a backend, expected")
-    parse_specs([text])
+        expected = "a run's record (--json), or a backend such as 'ggml?lib=build', expected"
+        raise UsageError(f"{option} {text}: no such file or folder; {expected}")
+    try:
+        parse_specs([text])
+    except UsageError as e:
+        absent = "" if Path(text).exists() else "no such file or folder, and "
+        raise UsageError(f"{option} {text}: {absent}{e}") from None
 
 
 def choose(
