@@ -18,7 +18,15 @@ from conformance.backend.interface import Backend, BufferType, DeviceInfo
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON, Case
 from conformance.case.streams import Stream
-from conformance.ggml.errors import CaseFileError, ConformanceError, GraphError, UnavailableError, UsageError, unknown
+from conformance.ggml.errors import (
+    CaseFileError,
+    ConformanceError,
+    GraphError,
+    UnavailableError,
+    UsageError,
+    nearest,
+    unknown,
+)
 from conformance.ggml.text import placed
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Workers, open_backend
@@ -28,6 +36,8 @@ from conformance.suite import FAMILIES, by_default
 from conformance.suite.family import LEVELS, Family, Level
 from conformance.suite.ops import NAME as OPS
 
+_HEAD_ENDS = re.compile(r"[-@*?\[(]")
+"""Signs that end family and head of an id or a glob."""
 FEW = 100
 """Maximum number of ops for which building them is faster than listing all."""
 
@@ -112,8 +122,8 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
         name = f"{g}@0" if g.startswith("tbo/") and g.endswith(")") else g  # copied from output of test-backend-ops
         if "@" not in name or set("*?") & set(name):
             n = sum(bool(matches(i)) for f in chosen for i in listed(f, LEVELS[-1]))
-            known = f"--level full has {n:,}" if n else "conform list cases --level full lists them all"
-            raise UsageError(f"no case of level {level} matches {g!r}; {known}")
+            known = f" --level full has {n:,}" if n else f"{_near(g)} conform list cases --level full lists them all"
+            raise UsageError(f"no case of level {level} matches {g!r};{known}")
         build(name)
         unlisted.append(name)
     return list(dict.fromkeys([*sorted(found, key=place.__getitem__), *unlisted]))
@@ -123,6 +133,13 @@ def _begun(globs: Sequence[str]) -> list[Family]:
     """Return the families that do not run by default and with which a glob begins."""
     named = {g.partition("/")[0] for g in globs if "/" in g}
     return [family_named(n) for n in dict.fromkeys((*FAMILIES.others(), *LIVE)) if n in named]
+
+
+def _near(glob: str) -> str:
+    """Return the hint for a glob whose head no id of smoke has; empty if none is like it."""
+    heads = dict.fromkeys(_HEAD_ENDS.split(i, 1)[0] for f in by_default() for i in listed(f, LEVELS[0]))
+    head = _HEAD_ENDS.split(glob, 1)[0]
+    return "" if any(h.startswith(head) for h in heads) else nearest(head, heads)
 
 
 def _is_op(glob: str) -> bool:
