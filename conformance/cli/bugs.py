@@ -34,7 +34,7 @@ from conformance.run.scheduler.plan import HEADER
 from conformance.run.scheduler.plan import rows as split_rows
 from conformance.run.session import failures, settings
 from conformance.run.session.select import build
-from conformance.run.session.untrusted import backends_of
+from conformance.run.session.untrusted import backends_of, expect_installed
 from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 
@@ -157,6 +157,7 @@ def shrink(
         raise UsageError(f"{file}: was saved for no backend; name one with --backend")
     if backend is None and was:
         (spec,) = backends_of(file, [was["backend"]], ["conform", "shrink", str(file)]).values()
+        expect_installed(file, [spec])
     else:
         spec = Spec.parse(str(backend))
     for text in settings.settings_lines(settings.active_settings(settings_here())):

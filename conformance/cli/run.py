@@ -39,7 +39,7 @@ from conformance.run.session.journal import Continued
 from conformance.run.session.select import case_name
 from conformance.run.session.settings import WaiverBook, exists, known_lines, settings_lines, today
 from conformance.run.session.shard import WHOLE
-from conformance.run.session.untrusted import backends_of
+from conformance.run.session.untrusted import backends_of, expect_installed
 from conformance.testrun import ENDED, Chosen, TestRun
 
 from . import last_failed, options
@@ -174,7 +174,9 @@ def repro(file: Path, chosen: Chosen, debug: bool) -> None:
     chosen = replace(chosen, cases=cases, files=[str(file)])
     if not chosen.backends:
         texts = [r["backend"] for r in map(failures.record_of, cases) if r]
-        chosen = replace(chosen, backends=list(backends_of(file, texts, ["conform", "repro", str(file)])))
+        found = backends_of(file, texts, ["conform", "repro", str(file)])
+        expect_installed(file, found.values())
+        chosen = replace(chosen, backends=list(found))
     bare = WaiverBook({}, today())  # as it was saved: no waiver stands between
     if debug:
         chosen = replace(chosen, workers=Workers(Isolation(inf, sys.maxsize)))

@@ -64,6 +64,17 @@ def _refused(done: Any, backend: str) -> None:  # noqa: ANN401  # a completed pr
     assert words[-2:] == ["--backend", backend], line
 
 
+@pytest.mark.parametrize("backend", ["my-npu", "sched?devices=my-npu,cpu"])
+@pytest.mark.parametrize("command", ["repro", "shrink"])
+def test_a_case_of_a_backend_that_is_not_here(tmp_path: Path, command: str, backend: str) -> None:
+    """The message says for which it was saved and asks for another, which then runs."""
+    words = _command(tmp_path, command, backend)
+    done = conform(*words)
+    assert done.returncode == 2
+    assert f"saved for backend '{backend}', which is not installed here; name another with --backend" in done.stderr
+    assert "not installed" not in conform(*words, "--backend", "cpu").stderr
+
+
 @pytest.mark.parametrize(
     ("command", "form"),
     [("triage", "ggml?lib={}"), ("repro", "sched?devices=ggml:lib={},cpu"), ("shrink", "ggml?lib={}")],

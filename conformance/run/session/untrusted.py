@@ -17,6 +17,7 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable, shell
 from conformance.run.scheduler.assign import read_devices
 from conformance.run.scheduler.backend import NAME as SCHED
+from conformance.run.scheduler.backend import devices_of
 
 LONGEST = 300
 """Maximum characters of a file's text in a message."""
@@ -58,6 +59,16 @@ def backends_of(file: Path, texts: Iterable[str], command: Sequence[str], typed:
         again = [word for text in found for word in ("--backend", text)]
         raise UsageError(f"{refused}. To run it: {shell([*command, *again])}")
     return found
+
+
+def expect_installed(file: Path, specs: Iterable[Spec]) -> None:
+    """Raise UsageError if a file was saved for a backend that this machine lacks."""
+    for spec in specs:
+        if not all(registry.is_taken(part.name) for part in devices_of(spec)):
+            saved = printable(str(spec), LONGEST)
+            raise UsageError(
+                f"{file}: saved for backend {saved!r}, which is not installed here; name another with --backend"
+            )
 
 
 def _refusal(spec: Spec) -> str:
