@@ -56,7 +56,7 @@ def read_with(path: Path, read: Callable[[], T]) -> T:
 
 
 def _files_in(folder: Path) -> str:
-    return f"; name its files: {folder}/*.gguf" if any(folder.glob("*.gguf")) else " without .gguf files"
+    return f"; name a file in it: {folder}/*.gguf" if any(folder.glob("*.gguf")) else " without .gguf files"
 
 
 def _other(path: Path) -> str:

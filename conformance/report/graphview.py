@@ -24,6 +24,7 @@ from conformance.ggml.tensor import (
     Tensor,
     is_contiguous,
 )
+from conformance.judge.verdict import counted
 
 _FLAGS = ((FLAG_INPUT, "input"), (FLAG_OUTPUT, "output"), (FLAG_PARAM, "param"), (FLAG_LOSS, "loss"))
 _NAME_WIDTH = 34
@@ -95,7 +96,9 @@ def table(graph: Graph) -> str:
     head = ("#", "ne", "op", "name", "type", "nb", "src", "flags", "op_params")
     body = tabulate(rows, head, disable_numparse=True, colalign=("right", *("left",) * 8))
     ops = ", ".join(f"{n} {op}" for op, n in sorted(counts.items(), key=lambda c: (-c[1], c[0])))
-    return f"{body}\n{len(tensors) - len(nodes)} leafs, {len(graph)} nodes: {ops}"
+    leaves = len(tensors) - len(nodes)
+    count = f"{leaves} leaves" if leaves != 1 else "1 leaf"
+    return f"{body}\n{count}, {counted(len(graph), 'node')}: {ops}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ def test_a_model_is_told_from_a_case(tmp_path: Path) -> None:
         for command in ("run", "repro", "shrink", "show"):
             assert says in _one_line(_conform(command, str(tmp_path / name)))
     for command in ("run", "repro", "shrink", "show"):
-        assert "this is a folder; name its files:" in _one_line(_conform(command, str(tmp_path)))
+        assert "this is a folder; name a file in it:" in _one_line(_conform(command, str(tmp_path)))
 
 
 def test_a_line_for_each_result_and_reasons_counted() -> None:

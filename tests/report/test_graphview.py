@@ -41,7 +41,7 @@ def test_table_says_it_all(decoder: Graph) -> None:
     assert "prec=f32" in attention
     assert any(re.search(r"ROPE .* n_dims=32 .*freq_base=10000 freq_scale=1", line) for line in lines)
     assert any("not computed" in line for line in lines)
-    assert lines[-1].startswith("34 leafs, 71 nodes: 15 MUL_MAT")
+    assert lines[-1].startswith("34 leaves, 71 nodes: 15 MUL_MAT")
 
 
 def test_offsets_and_absent_sources_are_shown() -> None:
@@ -122,7 +122,7 @@ def test_any_graph_can_be_shown(case: Case) -> None:
 
 def test_empty_graph() -> None:
     """A graph without nodes is shown as such."""
-    assert "0 leafs, 0 nodes" in table(Graph([]))
+    assert "0 leaves, 0 nodes" in table(Graph([]))
     ET.fromstring(svg(Graph([])))  # noqa: S314  # our own text
 
 
