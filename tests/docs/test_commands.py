@@ -57,6 +57,7 @@ RAN: set[str] = set()
 WRITES = {"-o", "--json", "--save-failures"}
 PROGRESS = re.compile(r"(?m)^[\d,]+ of [\d,]+ on \d+ workers.*\n")
 """Lines of a run that takes seconds, because the machine is busy."""
+CHECKOUT = "PATH_OF_THIS_CHECKOUT/"
 TREES = {
     "README.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
     "docs/builds.md": ("ggml_compute_forward_cumsum", "build", "build.old"),
@@ -220,8 +221,9 @@ def test_what_is_named_exists(c: Command) -> None:
 def test_scripts_of_the_tree_are_there(c: Command) -> None:
     """A file or module of ours in the words of another program exists."""
     for word in c.words[1:]:
-        if word.startswith(("tests/", "ci/")) and not word.endswith(".txt"):
-            assert (ROOT / word).exists()
+        path = word.removeprefix(CHECKOUT)
+        if path.startswith(("tests/", "ci/")) and not path.endswith(".txt"):
+            assert (ROOT / path).exists()
         if word.startswith(("backends.", "conformance.")):
             assert (ROOT / word.replace(".", "/")).exists()
 
@@ -264,7 +266,7 @@ def test_a_guide_says_how_to_make_its_builds() -> None:
     """The script and its words are those by which the guide's commands are tested."""
     made = {c.document: c.words[1:] for c in EVERY if "builds_made.py" in c.text}
     guides = {d: (builds_made.__file__, *words) for d, words in TREES.items() if d.startswith("docs/guides/")}
-    assert {d: (str(ROOT / words[0]), *words[1:]) for d, words in made.items()} == guides
+    assert {d: (str(ROOT / words[0].removeprefix(CHECKOUT)), *words[1:]) for d, words in made.items()} == guides
 
 
 def test_inline_commands_are_found_and_run(tmp_path: Path) -> None:
