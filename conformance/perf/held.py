@@ -153,7 +153,7 @@ def _risen(spec: Spec, opener: Opener, case: Case) -> tuple[int, int] | None:
             raise UnavailableError(f"{spec}: exactly one process of its own expected, whose memory can be measured")
         if not all(all(backend.supports(s.graph)) for s in case.steps) or not backend.supports_case(case):
             return None
-        own.watch()
+        own.watches = True
         with backend.open(case) as session:
             play(session, case.steps)
             rise = own.risen()

@@ -325,7 +325,7 @@ def memory(case: Case, opener: Opener) -> dict[str, float]:
     backend, peak = opener(), None
     try:
         if (own := process_of(backend)) is not None:
-            own.watch()
+            own.watches = True
         with backend.open(case) as session:
             play(session, case.steps)
             peak = own.risen().peak if own is not None else None

@@ -15,7 +15,7 @@ from conformance.ggml.errors import (
     ConformanceError,
     UsageError,
 )
-from conformance.judge.verdict import Golden, Pair, Result, Verdict
+from conformance.judge.verdict import FAILURES, Golden, Pair, Result, Verdict
 from conformance.process import Deadline
 from conformance.suite.relations import relation
 
@@ -258,6 +258,8 @@ class Runner:
             usual = self.waivers.expects(tested.spec, case.id, Verdict.CRASH)
             if _damages(result, usual=usual, fragile=tested.backend.fragile):
                 tested.backend.renew()
+            elif result.verdict in FAILURES and isinstance(tested.backend, IsolatedBackend):
+                tested.backend.suspect()
             return trial.by_stages(tested, case, values, result)
 
     def _finished(self, spec: Spec, case: Case, result: Result) -> Result:

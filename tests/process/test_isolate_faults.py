@@ -233,13 +233,19 @@ def test_wrong_values_of_a_fragile_process_outweigh_a_death(
 
 
 def test_a_fragile_process_ends_with_a_case_that_failed(runner: Runner) -> None:
-    """Damage of a case that failed reaches no later one; other backends keep their process."""
+    """Damage of a case that failed reaches no later one."""
     spec = Spec("evil", (("fragile", "1"),))
     names = ("spoil_and_damage", "abort_later")
     found = [runner.run(spec, [case(n, i)])[0] for i, n in enumerate(names)]
     assert [r.verdict for r in found] == [Verdict.FAIL, Verdict.PASS]
     assert not found[1].notes  # it died of nothing
-    assert [r.verdict for r in run(runner, *names)] == [Verdict.FAIL, Verdict.CRASH]
+
+
+def test_a_process_in_which_a_case_failed_is_doubted_on_any_backend(runner: Runner) -> None:
+    """What follows runs again in a new process if it dies: the failure is known. A case that dies there has a crash."""
+    found = run(runner, "spoil_and_damage", "abort_later", "spoil_and_damage", "abort")
+    assert [r.verdict for r in found] == [Verdict.FAIL, Verdict.PASS, Verdict.FAIL, Verdict.CRASH]
+    assert found[1].notes == ("a process that earlier cases had used died (SIGABRT), a new one did not",)
 
 
 def test_crashes_in_a_row_leave_the_run_complete(runner: Runner) -> None:

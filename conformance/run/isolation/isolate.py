@@ -138,6 +138,8 @@ class _Process:
         """True if the process has had no request since the backend was opened."""
         self.is_used = False
         """True if a case was opened in it."""
+        self.is_suspect = False
+        """True if a case failed in it: what that wrote elsewhere may end the process later."""
 
     def ready(self) -> _Process:
         """Return itself once the backend is open; ConformanceError if it does not open."""
@@ -279,7 +281,8 @@ class IsolatedBackend(Backend):
         self._ids = itertools.count()
         self._process: _Process | None = None
         self._sessions: list[_IsolatedSession] = []
-        self._watch = False
+        self.watches = False
+        """True to measure the memory of the process from the next `open` on, for `risen`."""
         self._closed = False
         self._declared: tuple[Case, Arithmetic] | None = None
         process = self._alive()
@@ -357,7 +360,7 @@ class IsolatedBackend(Backend):
 
     def open(self, case: Case) -> Session:
         """Open `case` in the worker; graphs, bytes and inputs are sent once, expected values never."""
-        watch, self._watch = self._watch, False
+        watch, self.watches = self.watches, False
         if self.fragile and len(case.steps) > 1 and not any(s.lives() for s in self._sessions):
             self.renew()
         process = self._alive()
@@ -366,9 +369,19 @@ class IsolatedBackend(Backend):
         self._sessions = [*(s for s in self._sessions if s.lives()), session]
         return session
 
+    def suspect(self) -> None:
+        """Note that a case failed in the process, whose heap it may have damaged."""
+        if self._process is not None:
+            self._process.is_suspect = True
+
     def is_doubtful(self, case: Case) -> bool:
-        """Return True if an earlier case may kill the process in `case`: it is fragile, and had one."""
-        return self.fragile and len(case.steps) == 1 and self._process is not None and self._process.is_used
+        """Return True if an earlier case may kill the process in `case`.
+
+        It is one that failed, or any of a fragile backend.
+        """
+        process = self._process
+        used = process is not None and (process.is_suspect or (self.fragile and process.is_used))
+        return used and len(case.steps) == 1
 
     def settle(self, turn: int) -> None:
         """Pin a single-threaded backend to the `turn`-th processor (modulo their number) on Linux.
@@ -385,12 +398,8 @@ class IsolatedBackend(Backend):
         """The pid of the process that computes."""
         return self._alive().worker.pid
 
-    def watch(self) -> None:
-        """Measure the memory of the process from the next `open` on, for `risen`."""
-        self._watch = True
-
     def risen(self) -> Rise:
-        """Return the increase in bytes, without those of the case; once after each `watch`."""
+        """Return the increase in bytes, without those of the case; once after each `watches`."""
         reply, _ = self._alive().ask({"do": "risen"}, (), "measuring its memory")
         fits, wanted = (lambda v: v is None or replies.is_count(v)), "a whole number or nothing"
         return Rise(replies.entry(reply, "held", fits, wanted), replies.entry(reply, "peak", fits, wanted))
