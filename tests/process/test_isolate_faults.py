@@ -242,7 +242,7 @@ def test_a_fragile_process_ends_with_a_case_that_failed(runner: Runner) -> None:
 
 
 def test_a_process_in_which_a_case_failed_is_doubted_on_any_backend(runner: Runner) -> None:
-    """What follows runs again in a new process if it dies: the failure is known. A case that dies there has a crash."""
+    """A later case that dies runs again in a new process. It is a CRASH only if it dies there, too."""
     found = run(runner, "spoil_and_damage", "abort_later", "spoil_and_damage", "abort")
     assert [r.verdict for r in found] == [Verdict.FAIL, Verdict.PASS, Verdict.FAIL, Verdict.CRASH]
     assert found[1].notes == ("a process that earlier cases had used died (SIGABRT), a new one did not",)

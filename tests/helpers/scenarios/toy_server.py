@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import takewhile
+from socketserver import BaseRequestHandler
 from types import SimpleNamespace
 from typing import Any
 
@@ -216,8 +217,8 @@ def handler(toy: Toy) -> type[BaseHTTPRequestHandler]:  # noqa: C901  # one shor
 
 
 @contextmanager
-def listening(answers: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Answer HTTP requests on loopback; yield the URL."""
+def listening(answers: type[BaseRequestHandler]) -> Iterator[str]:
+    """Answer connections on loopback; yield the URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), answers) as http:
         http.daemon_threads = True
         thread = threading.Thread(target=http.serve_forever, args=(0.01,))

@@ -144,7 +144,7 @@ class Once(Fixed):
 
 
 def test_what_fails_at_times_is_not_new_if_both_builds_have_it() -> None:
-    """Such a case may have passed on the base by chance."""
+    """A flaky case can pass in the only run on the base."""
     kind = Once({NEW: frozenset({"SUB-1"}), OLD: frozenset({"SUB-2"})})
     here = {"SUB-1": Verdict.FAIL, "SUB-2": Verdict.FAIL}
     assert _found(kind, here, {"SUB-1": Verdict.PASS, "SUB-2": Verdict.FAIL}) == {"SUB": State.STILL}
@@ -172,7 +172,7 @@ def test_what_fails_at_times_on_one_build_is_new_if_it_is_not_by_chance(turns: l
     if all(mine[:RIGHT]):
         assert found == {"ADD": State.NEW}
         assert len(kind.again_of) == 2 * RIGHT
-    else:  # each failure lands among the build's runs by chance
+    else:  # the probability that failures spread at random are all among the runs of the build
         chance = prod((OFTEN - k) / (2 * OFTEN - k) for k in range(sum(mine)))
         assert found == {"ADD": State.NEW if any(mine[:RIGHT]) and chance <= 0.01 else State.CHANGED}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import BaseRequestHandler, ThreadingTCPServer
+from socketserver import BaseRequestHandler
 
 import numpy as np
 import pytest
@@ -232,15 +232,11 @@ def _port(reply: bytes | None) -> Iterator[str]:
             else:
                 self.request.sendall(reply)
 
-    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with listening(Handler) as url:
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield url
         finally:
             ended.set()
-            server.shutdown()
-            thread.join()
 
 
 @needs_wheel
