@@ -46,7 +46,7 @@ _WRITTEN = {"opencl": BETWEEN, "webgpu": DAWN}
 CHANGED = (
     "on a device that is a CPU: called Intel if its name lacks that; with cl_khr_subgroups if its OpenCL C has "
     "sub-groups; built without -cl-unsafe-math-optimizations and "
-    "-cl-fast-relaxed-math, with -Wno-incompatible-pointer-types"
+    "-cl-fast-relaxed-math, with -Wno-incompatible-pointer-types; with local memory full of NaN when a kernel starts"
 )
 """The changes that `BETWEEN` makes, for the record."""
 _ORIGIN = ("CMAKE_BUILD_RPATH=$ORIGIN", "CMAKE_BUILD_RPATH_USE_ORIGIN=ON")

@@ -5,7 +5,9 @@
    - its extensions, if its OpenCL C 3.0 has sub-groups: ggml-opencl asks for the extension, which also promises that
      sub-groups make progress independently;
    - the options of a program: DROPPED, as Intel's runtime lacks functions that they lead to, such as exp_rm(half);
-     and ADDED, as a current Clang refuses an assignment in ggml's rope.cl.
+     and ADDED, as a current Clang refuses an assignment in ggml's rope.cl;
+   - local memory, which is undefined when a kernel starts: each byte is 0xff then, so NaN in each float type. A CPU
+     keeps what earlier kernels left, and a kernel that reads what it did not write would pass or fail after them.
    CONFORM_OPENCL_DROP and CONFORM_OPENCL_ADD replace these, for experiments with a cache of kernels of their own.
    It keeps what a CPU's driver compiled in the folder of GGML_OPENCL_KERNEL_CACHE_DIR: ggml-opencl uses that, too, but
    not for FLASH_ATTN_EXT, which takes minutes. A kept program is another one to OpenCL: `actual` finds it. */
@@ -23,6 +25,8 @@
 #define SUBGROUPS "cl_khr_subgroups"
 #define DROPPED "-cl-unsafe-math-optimizations -cl-fast-relaxed-math"
 #define ADDED "-Wno-incompatible-pointer-types"
+#define FILL "kernel void fill(volatile local int * l, int n) { for (int i = 0; i < n; i++) l[i] = -1; }"
+#define GROUPS 16  /* for each thread of the device: no group says on which thread it runs */
 
 /* The folder `vendors` beside this library names the driver, unless the user named one. */
 __attribute__((constructor)) static void choose_driver(void) {
@@ -202,4 +206,42 @@ cl_int clReleaseProgram(cl_program program) {
             break;
         }
     return release(program);
+}
+
+/* The kernel that fills local memory in this context; NULL if it does not compile. */
+static cl_kernel filler(cl_context context, cl_device_id device) {
+    static cl_context known;
+    static cl_kernel found;
+    const char * source = FILL;
+    cl_ulong size = 0;
+    if (known == context) return found;
+    ((info_fn) real("clGetDeviceInfo"))(device, CL_DEVICE_LOCAL_MEM_SIZE, sizeof size, &size, NULL);
+    cl_int error, words = (cl_int) (size / sizeof words);
+    cl_program program = clCreateProgramWithSource(context, 1, &source, NULL, &error);
+    int fits = program && !((build_fn) real("clBuildProgram"))(program, 1, &device, "", NULL, NULL);
+    known = context;
+    found = fits ? clCreateKernel(program, "fill", &error) : NULL;
+    if (found) clSetKernelArg(found, 0, (size_t) words * sizeof words, NULL), clSetKernelArg(found, 1, sizeof words, &words);
+    return found;
+}
+
+cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel kernel, cl_uint n, const size_t * offset, const size_t * items,
+                              const size_t * group, cl_uint waits, const cl_event * events, cl_event * event) {
+    cl_int (*start)(cl_command_queue, cl_kernel, cl_uint, const size_t *, const size_t *, const size_t *, cl_uint,
+                    const cl_event *, cl_event *) = real("clEnqueueNDRangeKernel");
+    cl_device_id device = NULL;
+    cl_context context = NULL;
+    cl_kernel fill = NULL;
+    cl_ulong used = 0;
+    cl_uint threads = 1;
+    clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof device, &device, NULL);
+    clGetKernelWorkGroupInfo(kernel, device, CL_KERNEL_LOCAL_MEM_SIZE, sizeof used, &used, NULL);
+    if (used && is_cpu(device)) {
+        clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof context, &context, NULL);
+        ((info_fn) real("clGetDeviceInfo"))(device, CL_DEVICE_MAX_COMPUTE_UNITS, sizeof threads, &threads, NULL);
+        fill = filler(context, device);
+    }
+    size_t one = 1, groups = (size_t) threads * GROUPS;
+    if (fill) start(queue, fill, 1, NULL, &groups, &one, waits, events, NULL);  /* the queue is in order */
+    return start(queue, kernel, n, offset, items, group, waits, events, event);
 }

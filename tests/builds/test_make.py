@@ -30,20 +30,30 @@ CL = """\
 #define CL_DEVICE_EXTENSIONS 0x1030
 #define CL_DEVICE_OPENCL_C_FEATURES 0x106F
 #define CL_DRIVER_VERSION 0x102D
+#define CL_DEVICE_MAX_COMPUTE_UNITS 0x1002
+#define CL_DEVICE_LOCAL_MEM_SIZE 0x1023
+#define CL_QUEUE_CONTEXT 0x1090
+#define CL_QUEUE_DEVICE 0x1091
+#define CL_KERNEL_LOCAL_MEM_SIZE 0x11B2
 #define CL_PROGRAM_CONTEXT 0x1161
 #define CL_PROGRAM_DEVICES 0x1163
 #define CL_PROGRAM_SOURCE 0x1164
 #define CL_PROGRAM_BINARY_SIZES 0x1165
 #define CL_PROGRAM_BINARIES 0x1166
 #define CL_DEVICE_TYPE_CPU 2
-typedef int cl_int; typedef unsigned cl_uint; typedef unsigned long cl_device_type; typedef cl_uint cl_device_info;
-typedef void * cl_device_id; typedef void * cl_program; typedef void * cl_context; typedef void * cl_kernel;
-typedef cl_uint cl_program_info;
+typedef int cl_int; typedef unsigned cl_uint; typedef unsigned long cl_ulong, cl_device_type;
+typedef cl_uint cl_device_info, cl_program_info;
+typedef void * cl_device_id, * cl_program, * cl_context, * cl_kernel, * cl_command_queue, * cl_event;
 typedef struct { unsigned version; char name[64]; } cl_name_version;
 cl_int clGetProgramInfo(cl_program, cl_uint, size_t, void *, size_t *);
 cl_int clReleaseProgram(cl_program);
 cl_program clCreateProgramWithBinary(cl_context, cl_uint, const cl_device_id *, const size_t *, const unsigned char **,
                                      cl_int *, cl_int *);
+cl_program clCreateProgramWithSource(cl_context, cl_uint, const char **, const size_t *, cl_int *);
+cl_kernel clCreateKernel(cl_program, const char *, cl_int *);
+cl_int clSetKernelArg(cl_kernel, cl_uint, size_t, const void *);
+cl_int clGetCommandQueueInfo(cl_command_queue, cl_uint, size_t, void *, size_t *);
+cl_int clGetKernelWorkGroupInfo(cl_kernel, cl_device_id, cl_uint, size_t, void *, size_t *);
 """
 """The declarations of CL/cl.h that `opencl.c` needs."""
 DRIVER = """\
@@ -53,6 +63,8 @@ char name[64], extensions[64], options[256]; cl_device_type type; cl_name_versio
 cl_int clGetDeviceInfo(cl_device_id d, cl_device_info what, size_t size, void * value, size_t * needed) {
     if (needed) *needed = strlen(name) + 1;
     if (value && what == CL_DEVICE_TYPE) memcpy(value, &type, size);
+    if (value && what == CL_DEVICE_LOCAL_MEM_SIZE) *(cl_ulong *) value = 4096;
+    if (value && what == CL_DEVICE_MAX_COMPUTE_UNITS) *(cl_uint *) value = 2;
     if (value && what == CL_DEVICE_NAME) strcpy(value, name);
     if (value && what == CL_DEVICE_EXTENSIONS) strcpy(value, extensions);
     if (what == CL_DEVICE_OPENCL_C_FEATURES) memcpy(value, &feature, *needed = sizeof feature);
@@ -79,6 +91,28 @@ cl_program clCreateProgramWithBinary(cl_context c, cl_uint n, const cl_device_id
 }
 cl_kernel clCreateKernel(cl_program p, const char * name, cl_int * e) { note('k', p); return p; }
 cl_int clReleaseProgram(cl_program p) { note('r', p); return 0; }
+cl_program clCreateProgramWithSource(cl_context c, cl_uint n, const char ** s, const size_t * l, cl_int * e) {
+    return (cl_program) 7;
+}
+cl_ulong local, filled; size_t started;
+cl_int clSetKernelArg(cl_kernel k, cl_uint i, size_t size, const void * value) {
+    if (!value) filled = size;
+    return 0;
+}
+cl_int clGetCommandQueueInfo(cl_command_queue q, cl_uint what, size_t size, void * value, size_t * needed) {
+    *(void **) value = q;
+    return 0;
+}
+cl_int clGetKernelWorkGroupInfo(cl_kernel k, cl_device_id d, cl_uint what, size_t size, void * value, size_t * needed) {
+    *(cl_ulong *) value = local;
+    return 0;
+}
+cl_int clEnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl_uint n, const size_t * offset, const size_t * items,
+                              const size_t * group, cl_uint waits, const cl_event * events, cl_event * event) {
+    note('s', k);
+    started = *items;
+    return 0;
+}
 """
 """A libOpenCL with one device."""
 
@@ -283,6 +317,30 @@ assert file.read_bytes() == b"code"
 """
 
 
+FILLED = """
+import ctypes, sys
+
+real = ctypes.CDLL(sys.argv[1] + "/libOpenCL.so.1", ctypes.RTLD_GLOBAL)
+ours = ctypes.CDLL(sys.argv[1] + "/between.so")
+calls, one = (ctypes.c_char * 64).in_dll(real, "calls"), ctypes.c_size_t(1)
+ctypes.c_int.in_dll(real, "status").value = 0
+
+def started(local, kind=2):
+    calls.value = b""
+    ctypes.c_ulong.in_dll(real, "type").value = kind
+    ctypes.c_ulong.in_dll(real, "local").value = local
+    queue, kernel = ctypes.c_void_p(5), ctypes.c_void_p(3)
+    assert ours.clEnqueueNDRangeKernel(queue, kernel, 1, None, ctypes.byref(one), ctypes.byref(one), 0, None, None) == 0
+    assert ctypes.c_size_t.in_dll(real, "started").value == 1
+    return calls.value.decode().strip()
+
+assert started(0) == started(64, kind=4) == "s3"
+assert started(64) == "b7 k7 s7 s3"
+assert started(64) == "s7 s3"
+assert ctypes.c_ulong.in_dll(real, "filled").value == 4096
+"""
+
+
 def _compiled(folder: Path) -> None:
     """Compile `opencl.c` as between.so, and the libOpenCL that it calls."""
     (folder / "CL").mkdir()
@@ -302,6 +360,14 @@ def test_what_was_compiled_for_a_cpu_is_kept(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "kernels").mkdir()
     monkeypatch.setenv("GGML_OPENCL_KERNEL_CACHE_DIR", str(tmp_path / "kernels"))
     done = subprocess.run([sys.executable, "-c", KEPT, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_local_memory_of_a_cpu_is_filled(tmp_path: Path) -> None:
+    """All of it, before each kernel that uses local memory; not before others, and not on a GPU."""
+    _compiled(tmp_path)
+    done = subprocess.run([sys.executable, "-c", FILLED, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
