@@ -55,14 +55,17 @@ def compiled(tree: Path, isa: Isa) -> Path:
     return cmake(tree, folder, [*own, *(f"CMAKE_{key}={tools / tool}" for key, tool in chosen.items())])
 
 
-def cmake(tree: Path, folder: Path, options: Sequence[str]) -> Path:
-    """Return `folder`/build with shared libraries of the ggml in `tree`; UnavailableError."""
+def cmake(tree: Path, folder: Path, options: Sequence[str], target: str = "ggml") -> Path:
+    """Return `folder`/build with shared libraries of the ggml in `tree`, or of its llama.cpp; UnavailableError.
+
+    `target`: ggml, or llama, which needs ggml.
+    """
     if shutil.which("cmake") is None:
         raise UnavailableError(f"{tree}: cmake expected, to compile it; install it (pip install cmake)")
     above = {"CMAKE_BUILD_PARALLEL_LEVEL": str(cores()), **os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
     words = [f"-D{o}" for o in (*OPTIONS, *options)]
     run(["cmake", "-S", str(tree), "-B", str(folder / "build"), *words], folder, above)
-    run(["cmake", "--build", str(folder / "build"), "--target", "ggml"], folder, above)
+    run(["cmake", "--build", str(folder / "build"), "--target", target], folder, above)
     return folder / "build"
 
 

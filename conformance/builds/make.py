@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
@@ -68,14 +69,14 @@ class Made:
 
 
 def make(device: str, texts: Sequence[str], folder: Path, isa: str = "") -> Made:
-    """Compile ggml for `device` from its source; put its libraries in `folder`.
+    """Compile ggml for `device` from its source, and the llama.cpp around it; put their libraries in `folder`.
 
     Args:
         device: a key of `OPTIONS`.
         texts: a folder, archive or package with source (`source.source`), packages of Debian with headers, and of
             npm with Dawn.
         folder: is created; other files in it are kept.
-        isa: a processor that is emulated, for `cpu`.
+        isa: a processor that is emulated, for `cpu`; without llama.cpp.
 
     Raises:
         UsageError: an unknown device or processor, or several sources.
@@ -99,20 +100,21 @@ def make(device: str, texts: Sequence[str], folder: Path, isa: str = "") -> Made
         content.append(hashlib.sha256((shipped.path() / "builds" / _WRITTEN[device]).read_bytes()).hexdigest())
     below = cache() / "made" / f"{device}-{hashlib.sha256(' '.join(content).encode()).hexdigest()[:16]}"
     below.mkdir(parents=True, exist_ok=True)
+    built = partial(cmake, tree, below, target="llama" if (tree / "include" / "llama.h").is_file() else "ggml")
     if device == "webgpu":
         own = dawn([package(p) for p in parts], below, _cc())
-        out = _copied(cmake(tree, below, [*OPTIONS[device], *_ORIGIN, f"Dawn_DIR={below}"]), folder, notes)
+        out = _copied(built([*OPTIONS[device], *_ORIGIN, f"Dawn_DIR={below}"]), folder, notes)
         for path in own:
             shutil.copy(path, folder)
         return out
     if device != "opencl":
-        return _copied(cmake(tree, below, [*OPTIONS[device], *_ORIGIN]), folder, notes)
+        return _copied(built([*OPTIONS[device], *_ORIGIN]), folder, notes)
     driver, headers = intel_driver(), [unpacked(p) / "usr" / "include" for p in packages]
-    built = _between(below, driver, headers)
+    between = _between(below, driver, headers)
     found = [f"OpenCL_INCLUDE_DIR={';'.join(map(str, headers))}"] if headers else []
-    made = cmake(tree, below, [*OPTIONS[device], *_ORIGIN, f"OpenCL_LIBRARY={built}", *found])
+    made = built([*OPTIONS[device], *_ORIGIN, f"OpenCL_LIBRARY={between}", *found])
     out = _copied(made, folder, {**notes, BETWEEN: CHANGED}, driver)
-    shutil.copy(built, folder)
+    shutil.copy(between, folder)
     vendors = folder / "vendors"
     shutil.rmtree(vendors, ignore_errors=True)
     if driver is not None:

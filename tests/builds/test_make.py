@@ -205,6 +205,18 @@ def test_a_build_without_sources_or_compiler_says_what_to_do(programs: Path, tre
 
 
 @pytest.mark.usefixtures("programs")
+def test_llama_is_compiled_around_ggml(tree: Path, tmp_path: Path) -> None:
+    """A source of ggml alone gives ggml; that of llama.cpp its library, too, for scenarios and whole models."""
+    asked = []
+    for _ in range(2):
+        make.make("cpu", [str(tree)], tmp_path / "out")
+        asked.append((tmp_path / "log").read_text("utf-8").rpartition("--target ")[2].split()[0])
+        (tree / "include").mkdir(exist_ok=True)
+        (tree / "include" / "llama.h").touch()
+    assert asked == ["ggml", "llama"]
+
+
+@pytest.mark.usefixtures("programs")
 def test_headers_come_from_a_package_of_debian(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both compilers get its folder, and the record names it; a build has one source."""
     monkeypatch.setattr(make, "unpacked", lambda name: tmp_path / name)
