@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from commands import conform_here
 from marks import needs_wheel
-from scenario_bugs import BUGS, LLAMA, model, planted
+from scenario_bugs import BUGS, LLAMA, model, planted, played
 
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError
@@ -63,6 +63,20 @@ def test_a_sampler_may_be_left_to_the_host(monkeypatch: pytest.MonkeyPatch, tmp_
     reply = model(LLAMA).scenario({"changes": {}, "scenario": "sampler", "part": 0, "folder": str(tmp_path)})
     library.log.clear()
     assert said in str(reply["unsupported"])
+
+
+@needs_wheel
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_host_applies_the_samplers_that_a_device_lacks(*, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that samples with none of a chain leaves its logits as they are: no fault, unless they are wrong."""
+    llama = model(LLAMA).library.llama
+    n_vocab = llama.vocab_n_tokens(llama.model_get_vocab(model(LLAMA).model))
+    zeros = np.zeros(n_vocab, np.float32)
+    monkeypatch.setattr(llama, "set_sampler", lambda *_: True)
+    monkeypatch.setattr(llama, "get_sampled_logits_count_ith", lambda *_: n_vocab)
+    given = (lambda *_: zeros.ctypes.data) if wrong else llama.get_logits_ith
+    monkeypatch.setattr(llama, "get_sampled_logits_ith", given)
+    assert played("sampler-chains").verdict is (Verdict.FAIL if wrong else Verdict.PASS)
 
 
 def _pair(actual: list[float], expected: list[float], *, exact: bool = False, differs: bool = False) -> Comparison:

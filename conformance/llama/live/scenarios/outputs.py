@@ -129,7 +129,11 @@ A bias has tokens and values in turns."""
 
 
 def chains(harness: Harness) -> Iterator[Comparison]:
-    """Compare chains of samplers on the device with the host's, on another context's logits."""
+    """Compare chains of samplers on the device with the host's, on another context's logits.
+
+    A device samples with the first samplers of a chain, up to one that it does not support; the host applies the rest,
+    as `llama_sampler_sample` does.
+    """
     control, text = harness.context(), harness.tokens(PROMPT)
     logits = control.feed((0, text))[0]
     refused = []
@@ -147,9 +151,9 @@ def chains(harness: Harness) -> Iterator[Comparison]:
         if n != ids.size:
             raise UsageError(f"{name}: {n} sampled logits for {ids.size} candidates")
         values = context.results("get_sampled_logits_ith", [at], n)[0]
-        yield Comparison(
-            name, _row(harness, ids, values)[None], _row(harness, *_on_host(harness, samplers, logits))[None]
-        )
+        found = _applied(harness, chain, ids, values)
+        expected = _applied(harness, _chain(harness, samplers), np.arange(logits.size), logits)
+        yield Comparison(name, _row(harness, *found)[None], _row(harness, *expected)[None])
     if len(refused) == len(CHAINS):
         raise RefusedError("llama_set_sampler returned false for every chain")
 
@@ -171,12 +175,12 @@ def _c(value: float) -> float:
     return int(value) if float(value).is_integer() else value
 
 
-def _on_host(harness: Harness, samplers: Samplers, logits: F32) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Apply a chain to logits; return the tokens that are left, and their logits."""
+def _applied(harness: Harness, chain: int, ids: NDArray[Any], logits: F32) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Apply the samplers of a chain that no device has applied; return the tokens that are left, and their logits."""
     data = np.zeros(logits.size, [("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
-    data["id"], data["logit"] = np.arange(logits.size), logits
+    data["id"], data["logit"] = ids, logits
     array = TokenDataArray(data.ctypes.data, data.size, -1, sorted=False)
-    harness.call("sampler_apply")(_chain(harness, samplers), ctypes.byref(array))
+    harness.call("sampler_apply")(chain, ctypes.byref(array))
     left = np.frombuffer(ctypes.string_at(array.data, 12 * array.size), data.dtype)
     return left["id"], left["logit"]
 
