@@ -69,7 +69,7 @@ BLOCKS = tuple(
 WITH_KEYS = ("deepseek2", "lfm2", "llama4", "mamba2", "rwkv7")
 """Architectures with keys of their own, for `written`."""
 _OF_LORA = tuple(n for n in _ORDER if n.startswith("lora-"))
-WITH_EXPERTS = ("qwen3moe", "gpt-oss", "llama4", "granitehybrid")
+WITH_EXPERTS = ("qwen3moe", "gpt-oss", "llama4", "nemotron_h_moe")
 """Architectures with experts, for adapters."""
 _OF_MTP = tuple(n for n in _ORDER if n.startswith("mtp-"))
 _NEXTN = "nextn_predict_layers"
