@@ -15,7 +15,7 @@ from conformance.ggml.errors import (
     ConformanceError,
     UsageError,
 )
-from conformance.judge.verdict import FAILURES, Golden, Pair, Result, Verdict
+from conformance.judge.verdict import Golden, Pair, Result, Verdict
 from conformance.process import Deadline
 from conformance.suite.relations import relation
 
@@ -256,10 +256,8 @@ class Runner:
                 again = trial.alone(tested, case, values)
                 result = again if again.verdict is result.verdict else again.noted(why)
             usual = self.waivers.expects(tested.spec, case.id, Verdict.CRASH)
-            if _damages(result, usual=usual, fragile=tested.backend.fragile):
+            if _damages(result, usual=usual, matters=self.checks_stale_state or tested.backend.fragile):
                 tested.backend.renew()
-            elif result.verdict in FAILURES and isinstance(tested.backend, IsolatedBackend):
-                tested.backend.suspect()
             return trial.by_stages(tested, case, values, result)
 
     def _finished(self, spec: Spec, case: Case, result: Result) -> Result:
@@ -305,12 +303,12 @@ def _again(result: Result, *, is_doubtful: bool, is_late: bool) -> str:
     return "no answer in time in the first run, but in the second" if is_late else ""
 
 
-def _damages(result: Result, *, usual: bool, fragile: bool) -> bool:
-    """Return True if a case may have damaged the heap of a process that it did not end.
+def _damages(result: Result, *, usual: bool, matters: bool) -> bool:
+    """Return True if a process must end with a case, which may have written outside its result.
 
-    `usual`: it usually kills its process. `fragile`: the device is emulated.
+    `usual`: the case usually kills its process. `matters`: wrong values are a reason, too.
     """
-    return (usual and result.verdict is not Verdict.CRASH) or (fragile and result.verdict is Verdict.FAIL)
+    return (usual and result.verdict is not Verdict.CRASH) or (matters and result.verdict is Verdict.FAIL)
 
 
 def _groups(cases: Sequence[Case], size: int, alone: Callable[[Case], bool]) -> Iterable[list[Case]]:

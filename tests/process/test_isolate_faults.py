@@ -17,12 +17,13 @@ from conformance.case.case import Case, Step
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.types import F32
+from conformance.judge.evidence import Fault
 from conformance.judge.outcome import judge
 from conformance.judge.verdict import Result, Verdict
 from conformance.process import Deadline
 from conformance.process.memory import parse_size, physical, resident
 from conformance.report.runfile import record
-from conformance.run.isolation.isolate import Isolation, runs_here
+from conformance.run.isolation.isolate import Isolation, pids, runs_here
 from conformance.run.runner import Runner
 from conformance.run.shrink import shrink
 
@@ -232,20 +233,31 @@ def test_wrong_values_of_a_fragile_process_outweigh_a_death(
     assert "its process died (SIGABRT)" in found.detail
 
 
-def test_a_fragile_process_ends_with_a_case_that_failed(runner: Runner) -> None:
-    """Damage of a case that failed reaches no later one."""
-    spec = Spec("evil", (("fragile", "1"),))
+@pytest.mark.parametrize("fragile", ["1", ""])
+def test_a_process_ends_with_a_case_that_failed(runner: Runner, fragile: str) -> None:
+    """Damage of a case with wrong values reaches no later one."""
+    spec = Spec("evil", (("fragile", fragile),) if fragile else ())
     names = ("spoil_and_damage", "abort_later")
     found = [runner.run(spec, [case(n, i)])[0] for i, n in enumerate(names)]
     assert [r.verdict for r in found] == [Verdict.FAIL, Verdict.PASS]
     assert not found[1].notes  # it died of nothing
 
 
-def test_a_process_in_which_a_case_failed_is_doubted_on_any_backend(runner: Runner) -> None:
-    """A later case that dies runs again in a new process. It is a CRASH only if it dies there, too."""
-    found = run(runner, "spoil_and_damage", "abort_later", "spoil_and_damage", "abort")
-    assert [r.verdict for r in found] == [Verdict.FAIL, Verdict.PASS, Verdict.FAIL, Verdict.CRASH]
-    assert found[1].notes == ("a process that earlier cases had used died (SIGABRT), a new one did not",)
+def test_a_death_after_cases_that_passed_is_a_crash(runner: Runner) -> None:
+    """A case that kills its process only at times would pass in a new one, too."""
+    found = run(runner, "damage", "abort_later")
+    assert [r.verdict for r in found] == [Verdict.PASS, Verdict.CRASH]
+    assert found[1].where is not None
+    assert found[1].where.fault is Fault.EARLIER
+
+
+def test_candidates_of_a_search_share_a_process_although_they_fail(runner: Runner) -> None:
+    """A search that tries hundreds of failing cases does not open a process for each."""
+    with runner.quick(locates=False, checks_stale_state=False):
+        run(runner, "spoil_and_damage")
+        (pid,) = pids(runner.backend(SPEC))
+        run(runner, "spoil_and_damage")
+        assert pids(runner.backend(SPEC)) == [pid]
 
 
 def test_crashes_in_a_row_leave_the_run_complete(runner: Runner) -> None:

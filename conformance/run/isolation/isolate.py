@@ -138,8 +138,6 @@ class _Process:
         """True if the process has had no request since the backend was opened."""
         self.is_used = False
         """True if a case was opened in it."""
-        self.is_suspect = False
-        """True if a case failed in it: what that wrote elsewhere may end the process later."""
 
     def ready(self) -> _Process:
         """Return itself once the backend is open; ConformanceError if it does not open."""
@@ -369,19 +367,9 @@ class IsolatedBackend(Backend):
         self._sessions = [*(s for s in self._sessions if s.lives()), session]
         return session
 
-    def suspect(self) -> None:
-        """Note that a case failed in the process, whose heap it may have damaged."""
-        if self._process is not None:
-            self._process.is_suspect = True
-
     def is_doubtful(self, case: Case) -> bool:
-        """Return True if an earlier case may kill the process in `case`.
-
-        It is one that failed, or any of a fragile backend.
-        """
-        process = self._process
-        used = process is not None and (process.is_suspect or (self.fragile and process.is_used))
-        return used and len(case.steps) == 1
+        """Return True if an earlier case may kill the process in `case`: it is fragile, and had one."""
+        return self.fragile and len(case.steps) == 1 and self._process is not None and self._process.is_used
 
     def settle(self, turn: int) -> None:
         """Pin a single-threaded backend to the `turn`-th processor (modulo their number) on Linux.
