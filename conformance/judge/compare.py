@@ -40,7 +40,9 @@ class Difference:
     count: int = 0
     """Elements compared."""
     index: tuple[int, ...] = ()
-    """Worst element, in `ne` order (fastest first)."""
+    """Worst element, in `ne` order (fastest first).
+
+    The first whose bytes differ if all numbers are equal."""
     expected: float = nan
     found: float = nan
     kind: Kind = "numbers"
@@ -72,11 +74,16 @@ def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False
     got = _stored(t.type, t.shape, found)
     if unordered:
         want, got = np.sort(want, axis=-1), np.sort(got, axis=-1)
-    raw = int(np.count_nonzero(_bits_differ(want, got)))
+    differ = _bits_differ(want, got)
+    raw = int(np.count_nonzero(differ))
     if not raw:
         return Difference(count=n)
     with np.errstate(invalid="ignore"):  # converting a signalling NaN raises a floating-point flag
-        measured = _measured(t, _plain(t.type, want).reshape(-1), _plain(t.type, got).reshape(-1))
+        numbers = _plain(t.type, want).reshape(-1), _plain(t.type, got).reshape(-1)
+        measured = _measured(t, *numbers)
+    if not measured.element:  # equal numbers in other bytes, such as -0
+        place = int(np.argmax(differ)) * (n // differ.size)
+        measured = replace(measured, index=(place,), expected=float(numbers[0][place]), found=float(numbers[1][place]))
     index = tuple(int(i) for i in np.unravel_index(measured.index[0], t.shape)[::-1])
     return replace(measured, raw=raw, count=n, index=index)
 

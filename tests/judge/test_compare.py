@@ -100,6 +100,13 @@ def test_worst_element_is_named_in_ne_order() -> None:
     assert "at [3, 2, 1, 0]: 24 expected, -7 found" in str(d)
 
 
+def test_a_zero_of_another_sign_is_named() -> None:
+    """Where all numbers are equal, the element is the first whose bytes differ."""
+    t, want = _f32(2.0, 0.0, 0.0)
+    _, got = _f32(2.0, 0.0, -0.0)
+    assert str(compare(t, want, got)) == "at [2, 0, 0, 0]: 0 expected, -0 found (NMSE 0)"
+
+
 def test_zeros_expected_allow_no_error() -> None:
     """Where all expected values are 0 any error is infinitely large."""
     t, zero = _f32(0.0, 0.0)
