@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain
@@ -47,6 +48,10 @@ CHOICES = {
 """Option -> its values, default first."""
 
 
+SMALL = 20
+"""Least number of nodes at a time for which ggml-openvino converts the host's weights.
+
+See its `is_naive`. Only weights of GET_ROWS are on the host."""
 _ROWS = [np.array([top, *(top * (2 * k + 1) / 254 for k in range(127)), *[0.0] * 128], "<f4") for top in (127.0, 29.0)]
 """Values halfway between two steps; with 127 the scale is exactly 1, with 29 it is rounded."""
 
@@ -217,10 +222,15 @@ class GgmlBackend(Backend):
         if shared is None:
             return self.arithmetic()
         own, behind = self.arithmetic(), cpu_arithmetic(self._library, self._threads)
-        nodes = {n: own if n in here else behind for s, here in zip(case.steps, shared, strict=True) for n in s.graph}
-        if not any(a is behind and computes(n) for n, a in nodes.items()):
-            return own
-        order = zlib.crc32(bytes(a is own for a in nodes.values()))
+        small = replace(own, name=f"{own.name} of small graphs", rows={}) if own.rows else own
+        nodes: dict[Tensor, Arithmetic] = {n: behind for s in case.steps for n in s.graph}
+        for step, here in zip(case.steps, shared, strict=True):
+            for split in _splits(step.graph, here):
+                nodes |= dict.fromkeys(split, small if len(split) < SMALL else own)
+        for one in (own, small):
+            if all(a is one for n, a in nodes.items() if computes(n)):
+                return one
+        order = zlib.crc32(bytes(0 if a is behind else 1 if a is own else 2 for a in nodes.values()))
         return Mixed(f"{own.name} beside {behind.name}, shared out as {order:08x}", nodes=nodes)
 
     def _on_device(self, case: Case) -> list[frozenset[Tensor]] | None:
@@ -362,6 +372,18 @@ def _stores(traits: Mapping[str, tuple[TypeTraits, CpuTypeTraits]], type_: GGMLT
         if block.tobytes() != quantizer(name)(type_, row).tobytes():
             return False
     return True
+
+
+def _splits(graph: Graph, here: AbstractSet[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the nodes that a scheduler gives the device at a time: those between the CPU's."""
+    split: list[Tensor] = []
+    for n in graph:
+        if n in here or not computes(n):
+            split.append(n)
+        else:
+            yield split
+            split = []
+    yield split
 
 
 def _spell(node: Tensor) -> str:

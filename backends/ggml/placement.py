@@ -91,9 +91,12 @@ def sched_homes(
             if t.root in readers and not lasting and not g.backend_dev_supports_op(device, at[t]):
                 refused.setdefault(t.root, f"which refuses {t.op} into it")
             for i, w in enumerate(t.src):
-                if w is None or w not in readers or w in caches:
+                if w is None or w.root not in readers or w.root in caches:
                     continue
-                readers[w].add(t.op if t.src[0] is w else f"{t.op} elsewhere")
+                if t.op not in VIEW_OPS:
+                    readers[w.root].add(t.op if t.src[0] is w else f"{t.op} elsewhere")
+                if w is not w.root:
+                    continue
                 if why := _objection(library, device, t, i, at, empty[weights], unseen=weights != here):
                     refused.setdefault(w, why)
     refused |= {w: "as only GET_ROWS reads it" for w, ops in readers.items() if ops == {"GET_ROWS"}}

@@ -18,7 +18,7 @@ from backends.ggml.session import GgmlSession
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.case.case import Case, Placement, Step
 from conformance.ggml import types
-from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.arithmetic import EXACT, requantising
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.library import Library
@@ -275,3 +275,42 @@ def test_each_node_rounds_as_what_it_runs_on(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(backend, "_on_device", lambda c: [frozenset(s.graph) for s in c.steps])
     assert backend.arithmetic_in(case) == EXACT
     backend.close()
+
+
+def _embedded(n: int, *, whole: bool = True) -> Case:
+    """GET_ROWS of a weight, or of a view of it, and SCALE: `n` nodes, in the middle a GELU that the device lacks."""
+    g = Builder()
+    w, ids = g.new_tensor_2d(types.Q4_0, 32, 9), g.new_tensor_1d(types.I32, 2)
+    w.name = "token_embd.weight"
+    read = w if whole else g.view_2d(w, 32, 4, w.nb[1], w.nb[1])
+    x = g.get_rows(read, ids)
+    for k in range(n - 1):
+        x = g.gelu(x) if k == n // 2 else g.scale(x, 2.0)
+    graph = g.build_forward_expand(x)
+    weight = np.zeros(9 * w.nb[1], np.uint8)
+    return Case("test/embedded@0", {w: weight}, [Step(graph, {ids: np.zeros(8, np.uint8)}, (x,))])
+
+
+@pytest.mark.parametrize(("n", "lacks", "stored"), [(19, False, False), (20, False, True), (30, True, False)])
+def test_few_nodes_at_a_time_read_rows_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, n: int, lacks: bool, stored: bool
+) -> None:
+    """From 20 nodes without one of the CPU between them the device stores the rows in its own form."""
+    case, own = _embedded(n), requantising("channel8")
+    nodes = case.steps[0].graph.nodes
+    backend = _shared(monkeypatch, *(x for x in nodes if x.op != "UNARY" or not lacks))
+    monkeypatch.setattr(backend, "arithmetic", lambda: own)
+    found = backend.arithmetic_in(case).at(nodes[0])
+    assert found.rows == (own.rows if stored else {})
+    assert found.weights == own.weights
+    backend.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_weight_whose_views_only_get_rows_reads_leaves_the_device(sched: GgmlBackend, whole: bool) -> None:
+    """llama.cpp places it before it knows any view."""
+    library = sched._library
+    cpu = library.device("CPU")
+    default = library.ggml.backend_dev_buffer_type(cpu)
+    _, notes = sched_homes(library, cpu, cpu, [default], default, _embedded(3, whole=whole))
+    assert notes == ["token_embd.weight q4_0 is not on CPU, as only GET_ROWS reads it"]
