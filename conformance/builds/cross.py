@@ -56,9 +56,9 @@ def compiled(tree: Path, isa: Isa) -> Path:
 
 
 def cmake(tree: Path, folder: Path, options: Sequence[str], target: str = "ggml") -> Path:
-    """Return `folder`/build with shared libraries of the ggml in `tree`, or of its llama.cpp; UnavailableError.
+    """Return `folder`/build with shared libraries of the source `tree`; UnavailableError.
 
-    `target`: ggml, or llama, which needs ggml.
+    `target`: ggml, or llama, which has ggml too.
     """
     if shutil.which("cmake") is None:
         raise UnavailableError(f"{tree}: cmake expected, to compile it; install it (pip install cmake)")

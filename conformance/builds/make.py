@@ -69,7 +69,7 @@ class Made:
 
 
 def make(device: str, texts: Sequence[str], folder: Path, isa: str = "") -> Made:
-    """Compile ggml for `device` from its source, and the llama.cpp around it; put their libraries in `folder`.
+    """Compile ggml for `device` from its source, and the llama.cpp around it, into `folder`.
 
     Args:
         device: a key of `OPTIONS`.

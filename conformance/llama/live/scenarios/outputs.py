@@ -176,7 +176,10 @@ def _c(value: float) -> float:
 
 
 def _applied(harness: Harness, chain: int, ids: NDArray[Any], logits: F32) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Apply the samplers of a chain that no device has applied; return the tokens that are left, and their logits."""
+    """Apply the samplers of a chain that no device has applied.
+
+    Returns the tokens that are left, and their logits.
+    """
     data = np.zeros(logits.size, [("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
     data["id"], data["logit"] = ids, logits
     array = TokenDataArray(data.ctypes.data, data.size, -1, sorted=False)
