@@ -1,4 +1,4 @@
-"""Decode with an adapter of one weight, and without: are the logits the same?
+"""Say whether an adapter of one weight changes the logits that a model decodes.
 
     python lora_ignored.py LIBRARY MODEL.gguf WEIGHT ADAPTER.gguf
 
