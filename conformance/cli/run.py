@@ -387,9 +387,8 @@ class Execution:
             line(f"{spec}: {_total(totals, len(cases) - steps.done, began)}{following}", err=True)
 
     def _take(self, result: Result, case: Case | None = None) -> None:
-        """Print and count a new result."""
-        if not self._is_full():
-            self._show(case, result)
+        """Print and count a new result, also of a worker that had not ended when the run stopped."""
+        self._show(case, result)
         self._failures += result.fails_run
 
     def _stops(self) -> bool:
