@@ -221,17 +221,20 @@ static cl_kernel filler(cl_context context, cl_device_id device) {
     int fits = program && !((build_fn) real("clBuildProgram"))(program, 1, &device, "", NULL, NULL);
     known = context;
     found = fits ? clCreateKernel(program, "fill", &error) : NULL;
-    if (found) clSetKernelArg(found, 0, (size_t) words * sizeof words, NULL), clSetKernelArg(found, 1, sizeof words, &words);
+    if (found) {
+        clSetKernelArg(found, 0, (size_t) words * sizeof words, NULL);
+        clSetKernelArg(found, 1, sizeof words, &words);
+    }
     return found;
 }
 
-cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel kernel, cl_uint n, const size_t * offset, const size_t * items,
-                              const size_t * group, cl_uint waits, const cl_event * events, cl_event * event) {
+cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel kernel, cl_uint n, const size_t * offset,
+                              const size_t * items, const size_t * group, cl_uint waits, const cl_event * events,
+                              cl_event * event) {
     cl_int (*start)(cl_command_queue, cl_kernel, cl_uint, const size_t *, const size_t *, const size_t *, cl_uint,
                     const cl_event *, cl_event *) = real("clEnqueueNDRangeKernel");
     cl_device_id device = NULL;
     cl_context context = NULL;
-    cl_kernel fill = NULL;
     cl_ulong used = 0;
     cl_uint threads = 1;
     clGetCommandQueueInfo(queue, CL_QUEUE_DEVICE, sizeof device, &device, NULL);
@@ -239,9 +242,11 @@ cl_int clEnqueueNDRangeKernel(cl_command_queue queue, cl_kernel kernel, cl_uint 
     if (used && is_cpu(device)) {
         clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT, sizeof context, &context, NULL);
         ((info_fn) real("clGetDeviceInfo"))(device, CL_DEVICE_MAX_COMPUTE_UNITS, sizeof threads, &threads, NULL);
-        fill = filler(context, device);
+        cl_kernel fill = filler(context, device);
+        size_t one = 1, groups = (size_t) threads * GROUPS;
+        /* the queue is in order */
+        cl_int error = fill ? start(queue, fill, 1, NULL, &groups, &one, waits, events, NULL) : CL_INVALID_VALUE;
+        if (error != CL_SUCCESS) fprintf(stderr, "opencl.c: local memory was not filled: error %d\n", (int) error);
     }
-    size_t one = 1, groups = (size_t) threads * GROUPS;
-    if (fill) start(queue, fill, 1, NULL, &groups, &one, waits, events, NULL);  /* the queue is in order */
     return start(queue, kernel, n, offset, items, group, waits, events, event);
 }
