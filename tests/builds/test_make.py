@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from commands import conform_here
-from marks import needs_wheel
+from marks import needs_cc, needs_wheel
 
 from backends.ggml import GgmlBackend
 from conformance import shipped
@@ -365,7 +364,7 @@ def _compiled(folder: Path) -> None:
     subprocess.run([*words, folder / "between.so", between, *links], check=True)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@needs_cc
 def test_what_was_compiled_for_a_cpu_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same source with the same options is loaded from its file, and compiled if that is damaged."""
     _compiled(tmp_path)
@@ -375,7 +374,7 @@ def test_what_was_compiled_for_a_cpu_is_kept(tmp_path: Path, monkeypatch: pytest
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@needs_cc
 def test_local_memory_of_a_cpu_is_filled(tmp_path: Path) -> None:
     """All of it, before each kernel that uses local memory; not before others, and not on a GPU."""
     _compiled(tmp_path)
@@ -383,7 +382,7 @@ def test_local_memory_of_a_cpu_is_filled(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@needs_cc
 def test_only_a_cpu_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name has Intel, its sub-groups are an extension, two flags go and one comes; a GPU stays as it is."""
     _compiled(tmp_path)

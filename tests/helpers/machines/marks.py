@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 
 import pytest
 
@@ -12,3 +13,5 @@ needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
 )
 """The real ggml and llama.cpp."""
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+"""A compiler of the machine's own, which CI has: sources of ours are compiled and called."""
