@@ -95,7 +95,8 @@ def make(device: str, texts: Sequence[str], folder: Path, isa: str = "") -> Made
         tools = f"zig for {known(isa).name}"
         return _copied(compiled(tree, known(isa)), folder, {"made from": text, "compiler": tools})
     notes = {"made from": text, "compiler": _compiler()}
-    content = [str(tree), *packages, *parts, notes["compiler"], *OPTIONS[device], *_ORIGIN]
+    options = [*OPTIONS[device], *_ORIGIN]
+    content = [str(tree), *packages, *parts, notes["compiler"], *options]
     if device in _WRITTEN:
         content.append(hashlib.sha256((shipped.path() / "builds" / _WRITTEN[device]).read_bytes()).hexdigest())
     below = cache() / "made" / f"{device}-{hashlib.sha256(' '.join(content).encode()).hexdigest()[:16]}"
@@ -103,16 +104,16 @@ def make(device: str, texts: Sequence[str], folder: Path, isa: str = "") -> Made
     built = partial(cmake, tree, below, target="llama" if (tree / "include" / "llama.h").is_file() else "ggml")
     if device == "webgpu":
         own = dawn([package(p) for p in parts], below, _cc())
-        out = _copied(built([*OPTIONS[device], *_ORIGIN, f"Dawn_DIR={below}"]), folder, notes)
+        out = _copied(built([*options, f"Dawn_DIR={below}"]), folder, notes)
         for path in own:
             shutil.copy(path, folder)
         return out
     if device != "opencl":
-        return _copied(built([*OPTIONS[device], *_ORIGIN]), folder, notes)
+        return _copied(built(options), folder, notes)
     driver, headers = intel_driver(), [unpacked(p) / "usr" / "include" for p in packages]
     between = _between(below, driver, headers)
     found = [f"OpenCL_INCLUDE_DIR={';'.join(map(str, headers))}"] if headers else []
-    made = built([*OPTIONS[device], *_ORIGIN, f"OpenCL_LIBRARY={between}", *found])
+    made = built([*options, f"OpenCL_LIBRARY={between}", *found])
     out = _copied(made, folder, {**notes, BETWEEN: CHANGED}, driver)
     shutil.copy(between, folder)
     vendors = folder / "vendors"
