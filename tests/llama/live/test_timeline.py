@@ -180,19 +180,44 @@ def test_threads_take_turns_as_the_seed_says(seed: int) -> None:
                 ran.append(f"{name}{i}")
                 program.call("host read", 0, 9, 1)
             program.call("host write", 0, "ab".index(name) + 4, 1)
-            program.call("host write", 0, 0, 1)
+            program.call("host write", 0, Addresses.FIRST, 1)
             return name
 
         assert program.timeline.together([lambda: thread("a"), lambda: thread("b")]) == ["a", "b"]
         program.call("host write", 0, 0, 9)
+        program.call("host write", 0, Addresses.FIRST, 1)
         return ran, [str(race) for race in program.timeline.races]
 
     ran, races = play()
     assert (ran, races) == play()
     assert [r for r in ran if r[0] == "a"] == ["a0", "a1", "a2", "a3"]
     (race,) = races
-    assert "host write 0 1 is not ordered after" in race
+    assert f"host write {Addresses.FIRST} 1 is not ordered after" in race
     assert race.endswith("these are different threads")
+
+
+@pytest.mark.parametrize(("begin", "waits", "races"), [
+    (0, True, 0), (0, False, 1), (Addresses.FIRST, True, 1), (Addresses.FIRST, False, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_memory_of_the_host_passes_to_another_thread(begin: int, waits: bool, races: int, first: str) -> None:
+    """Once its thread has waited for what it queued there; memory of a device needs an order of its own."""
+    program, turns = Program("last"), list[str]()
+
+    def thread(name: str) -> None:
+        while not turns and name != first:
+            program.timeline.switch()
+        turns.append(name)
+        if name == first:
+            program.call("host write", 0, begin, 8)
+            program.call("read", 0, begin, 8)
+            if waits:
+                program.call("synchronize", 0, 0, 1)
+        else:
+            program.call("write", 1, begin, 8)
+
+    program.timeline.together([lambda: thread("a"), lambda: thread("b")])
+    assert len({str(race.earlier.actor) for race in program.timeline.races if race.earlier.call == "read"}) == races
 
 
 def test_an_error_of_a_thread_is_raised() -> None:

@@ -5,6 +5,9 @@ earlier, as a seed decides. Order is followed with vector clocks, whatever the m
 bytes, one of them a write, must be ordered by a queue, an event or a synchronisation. Threads that `Timeline.together`
 starts are ordered by their start and end only, and take turns by the seed; all others count as the host, because this
 module cannot see how they wait for each other.
+
+Nor does it see the host's allocator, through which memory passes from one thread to another. So an access to memory of
+the host orders all that follow as soon as one thread has waited for it; memory of a device has an address of its own.
 """
 
 from __future__ import annotations
@@ -300,10 +303,17 @@ class Timeline:
         for access in accesses:
             stamp = Stamp(actor, clock[actor], call, access)
             for earlier in self._shadow.touch(stamp, clock):
+                if access.begin < Addresses.FIRST and self._is_over(earlier):
+                    continue
                 self.report(Race(earlier, stamp))
                 found = True
         if found:
             self.drain()  # what follows has right values: a stale index would abort the process before the report
+
+    def _is_over(self, stamp: Stamp) -> bool:
+        """Return True if a thread has waited for an access, so that its memory may have been freed since."""
+        threads = (self._main, *self._alternating)
+        return any(t.clock.get(stamp.actor, 0) >= stamp.tick for t in threads)
 
     def _advance(self) -> None:
         """Let those operations take effect whose queues are not lazy."""
