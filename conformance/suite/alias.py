@@ -11,11 +11,14 @@ as one case for each difference; these cases then show which difference fails.
 `alias/differs=uses,of=tbo,NAME@7` runs a graph of test-backend-ops that a device may fuse, then graphs that it may not,
 as one of the intermediate values is an output, or is read again at the end, then one whose nodes are not adjacent, and
 the first again. `of=decoder,llama-run=p9` does so with a decoder's single step.
+
+`alias/differs=places,of=tbo,NAME@7` runs a graph of test-backend-ops whose leaves are views of tensors twice their
+size, at the first half, at the second and at the first again: graphs that differ only in where they read and write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -28,7 +31,17 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder, Expansion, build_forward_expand
 from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, nelements, new_tensor
+from conformance.ggml.tensor import (
+    FLAG_INPUT,
+    FLAG_PARAM,
+    VIEW_OPS,
+    Bytes,
+    Tensor,
+    computes,
+    nbytes,
+    nelements,
+    new_tensor,
+)
 from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType
 
 from . import tbo
@@ -126,6 +139,9 @@ DECODERS = {"eps": "eps=0.5", "freq_base": "base=100.0", "mode": "rope=neox", "s
 """Difference for decoders -> the key of graph B."""
 
 USES = "differs=uses"
+PLACES = "differs=places"
+_BLOCKS = 256
+"""Multiple of the blocks of a place, so that each begins at a multiple of 256 bytes."""
 APART = 3
 """Distance of values with further uses in one step: one value of a chain of four nodes."""
 
@@ -156,6 +172,8 @@ def build(case_id: str) -> Case:
     """Build the case of an id; UsageError if it is invalid."""
     if case_id.startswith(f"{NAME}/{USES},"):
         return _uses(case_id)
+    if case_id.startswith(f"{NAME}/{PLACES},"):
+        return _places(case_id)
     v, params, seed = read(case_id)
     if v["of"] == "decoder":
         return _decoders(case_id, DECODERS[v["differs"]], params, seed)
@@ -202,6 +220,50 @@ def _uses(case_id: str) -> Case:
         base, id=case_id, steps=steps, family=NAME, params={"differs": "uses", "of": name, "graph": graph}, seed=seed,
         generator=GENERATOR, demands={},
     )  # fmt: skip
+
+
+def _places(case_id: str) -> Case:
+    body, seed = split_id(case_id, NAME, f"{PLACES},of=tbo,GRAPH")
+    kind, _, graph = body.removeprefix(f"{PLACES},").partition(",")
+    if kind != "of=tbo":
+        raise UsageError(f"case {case_id!r}: {PLACES}: of=tbo expected, {kind!r} found")
+    bases = [tbo.build(f"{tbo.NAME}/{graph}@{seed + i}") for i in range(2)]
+    leaves, others = ({**c.persistent, **c.steps[0].inputs} for c in bases)
+    if not _can_be_views([t.flags for t in leaves]):
+        raise UsageError(f"case {case_id!r}: {PLACES}: a graph with leaves, none of them a parameter, expected")
+    persistent: dict[Tensor, Bytes] = {}
+    homes: dict[Tensor | None, Tensor] = {}
+    for (t, first), second in zip(leaves.items(), others.values(), strict=True):
+        blocks = -(-nbytes(t) // t.type.type_size // _BLOCKS) * _BLOCKS
+        homes[t] = home = new_tensor(t.type, 2 * blocks * t.type.blck_size, name=f"places of {t.name}")
+        persistent[home] = np.zeros(nbytes(home), np.uint8)
+        for data, at in ((first, 0), (second, nbytes(home) // 2)):
+            persistent[home][at : at + data.nbytes] = data
+    steps = [_at_place(bases[0].steps[0], homes, place) for place in (0, 1, 0)]
+    params = {"differs": "places", "of": tbo.NAME, "graph": graph}
+    return Case(case_id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
+
+
+def _can_be_views(flags: Sequence[int]) -> bool:
+    """Return True if there are leaves and none is a parameter, which no view can be."""
+    return bool(flags) and not any(f & FLAG_PARAM for f in flags)
+
+
+def _at_place(step: Step, homes: Mapping[Tensor | None, Tensor], place: int) -> Step:
+    """Return the step with new tensors, each leaf a view of either half of its home."""
+    begins = {t: place * nbytes(home) // 2 for t, home in homes.items()}
+    new: dict[Tensor | None, Tensor] = {t: replace(t) for t in step.graph.tensors()}
+    for t, home in homes.items():
+        if t is not None:
+            new[t] = _named(_B.view_4d(home, *t.ne, *t.nb[1:], begins[t]), t.name)
+    for t, own in new.items():
+        if t is None or t in homes:
+            continue
+        own.src = tuple([new.get(s) for s in t.src])
+        own.view_offs += begins.get(t.view_src, 0)
+        own.view_src = homes.get(t.view_src, new.get(t.view_src))
+    outputs = tuple([new[t] for t in step.outputs])
+    return Step(build_forward_expand(*outputs), {}, outputs)
 
 
 def _unfused(step: Step) -> Iterator[Step]:
@@ -363,10 +425,13 @@ _ids = ids_of(TABLE, lambda body: with_seed(NAME, body))
 
 @cache
 def ids(level: Level) -> Sequence[str]:
-    """Return the ids of the table and, from `standard` on, of the fusions of test-backend-ops."""
-    rows = () if level == "smoke" else tbo.fusions("standard")
-    short = (row.name for row in rows if level == "full" or tbo.largest(row) <= LARGEST)
-    return (*_ids(level), *(f"{NAME}/{USES},of=tbo,{name}@0" for name in short))
+    """Return the ids of the table and, from `standard` on, of graphs of test-backend-ops."""
+    if level == "smoke":
+        return _ids(level)
+    fusions = (row for row in tbo.fusions("standard") if level == "full" or tbo.largest(row) <= LARGEST)
+    movable = (row for row in tbo.smallest() if tbo.largest(row) <= LARGEST and _can_be_views(tbo.leaf_flags(row)))
+    named = ((what, row.name) for what, rows in ((USES, fusions), (PLACES, movable)) for row in rows)
+    return (*_ids(level), *(f"{NAME}/{what},of=tbo,{name}@0" for what, name in named))
 
 
 FAMILY = Family(

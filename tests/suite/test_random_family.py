@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import UsageError
+from conformance.ggml.tensor import nbytes
 from conformance.judge.verdict import Verdict
 from conformance.properties import case_ids
 from conformance.run.runner import Runner
@@ -72,6 +73,22 @@ def test_each_intermediate_value_has_further_uses() -> None:
     assert len(first.outputs) == len(last.outputs) == 1
 
 
+@settings(max_examples=20)
+@given(st.sampled_from([i for i in alias.ids("standard") if i.startswith(f"alias/{alias.PLACES},")]))
+def test_graphs_at_two_places_differ_in_offsets_only(case_id: str) -> None:
+    """Each root that is read or written has values at both places, and the third graph is the first again."""
+    case = alias.build(case_id)
+    case.validate()
+    first, second, third = (step.graph for step in case.steps)
+    assert first.key(case.persistent) == third.key(case.persistent) != second.key(case.persistent)
+    own = [[(n.op, n.type, n.ne, n.nb, n.op != "VIEW" and n.op_params) for n in graph] for graph in (first, second)]
+    assert own[0] == own[1]
+    for a, b in zip(first, second, strict=True):
+        moved = b.view_offs - a.view_offs
+        assert moved == (nbytes(a.root) // 2 if a.root in case.persistent else 0)
+    assert case.persistent.keys() <= {n.root for n in first}
+
+
 def test_right_backends_agree() -> None:
     """On a hundred graphs that no level lists, ggml and the reference agree within every budget: no false alarm."""
     runner = Runner()
@@ -127,6 +144,10 @@ def test_an_unreadable_id_is_refused(case_id: str) -> None:
             "alias/differs=uses@1",
             "alias/differs=uses,of=tbo,NONE@1",
             "alias/differs=uses,of=x@1",
+            "alias/differs=places@1",
+            "alias/differs=places,of=tbo,ARANGE(type=f32,start=0.000000,stop=10.000000,step=1.000000)@0",
+            "alias/differs=places,of=decoder,llama-run=p9@1",
+            "alias/differs=places,of=tbo,OPT_STEP_SGD(type=f32,ne=[10,5,4,3])@1",
             "alias/differs=uses,of=decoder,llama-run=p9.d1@1",
         ]
     )

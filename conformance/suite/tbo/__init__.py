@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,12 +69,17 @@ def ids(level: Level) -> Sequence[str]:
     legal = [row for row in rows().values() if not row.why]
     if level == "full":
         return tuple(_id(row) for row in legal)
-    of_op = _of_op(row for row in legal if row.size <= SMALL)
+    of_op = _small()
     if level == "smoke":
         return tuple(_id(of_op[op][0]) for op in ("COUNT_EQUAL", "CONV_2D", "RMS_NORM_BACK"))
     chosen = {row.name for own in of_op.values() for row in (own[0], own[len(own) // 2], own[-1])}
     chosen |= {row.name for row in fusions("standard")} | {_name(i) for i in ids("smoke")}
     return tuple(_id(row) for row in legal if row.name in chosen)
+
+
+def smallest() -> Sequence[Row]:
+    """Return the smallest row of each name that a level has."""
+    return [own[0] for own in _small().values()]
 
 
 @cache
@@ -97,8 +102,22 @@ def fusions(level: Level) -> Sequence[Row]:
 
 def largest(row: Row) -> int:
     """Return the number of elements of the largest tensor."""
-    sizes: list[int] = [math.prod(entry[FIELDS.index("ne")]) for entry in json.loads(row.text)[1]]
+    sizes: list[int] = [math.prod(ne) for ne in _each(row, "ne")]
     return max(sizes)
+
+
+def leaf_flags(row: Row) -> list[int]:
+    """Return the flags of each leaf."""
+    return [flags for op, flags in zip(_each(row, "op"), _each(row, "flags"), strict=True) if op == "NONE"]
+
+
+def _each(row: Row, field: str) -> list[Any]:
+    return [entry[FIELDS.index(field)] for entry in json.loads(row.text)[1]]
+
+
+@cache
+def _small() -> dict[str, list[Row]]:
+    return _of_op(row for row in rows().values() if not row.why and row.size <= SMALL)
 
 
 def _of_op(of: Iterable[Row]) -> dict[str, list[Row]]:

@@ -311,7 +311,7 @@ class Timeline:
             self.drain()  # what follows has right values: a stale index would abort the process before the report
 
     def _is_over(self, stamp: Stamp) -> bool:
-        """Return True if a thread has waited for an access, so that its memory may have been freed since."""
+        """Return True if a thread has waited for an access: its memory may be another's since."""
         threads = (self._main, *self._alternating)
         return any(t.clock.get(stamp.actor, 0) >= stamp.tick for t in threads)
 
