@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import UnavailableError, UsageError, nearest
 from conformance.ggml.lib.library import DEVICES, old_api, part
 from conformance.process import call
 
@@ -80,8 +80,10 @@ def _located(text: str, isa: Isa | None) -> Path:
     if (found := _installed(text)) is not None:
         return found
     at = "" if str(path) == text else f"{path}: "
+    like = nearest(text, filter(None, (d.name for d in importlib.metadata.distributions())))
     raise UnavailableError(
-        f"build {text}: {at}no such file or folder, and no distribution of that name is installed; {FORMS} expected"
+        f"build {text}: {at}no such file or folder, and no distribution of that name is installed;"
+        f"{like} {FORMS} expected"
     )
 
 

@@ -217,6 +217,14 @@ def test_what_is_no_build_is_said(tmp_path: Path, name: str) -> None:
         locate(str(make(tmp_path)))
 
 
+def test_a_misspelt_distribution_is_named() -> None:
+    """The installed one with nearly that name is offered, and only then."""
+    with pytest.raises(UnavailableError, match=r"did you mean pytest\?"):
+        locate("pytset")
+    with pytest.raises(UnavailableError, match="is installed; a folder or build tree"):
+        locate("nothing-is-called-so")
+
+
 @pytest.mark.parametrize("text", ["pypi:xllamacpp", "pypi:a==1;b", "pypi:../x==1", "npm:@a/b", "npm:@a/../b@1", "npm:"])
 def test_a_package_has_an_exact_version(text: str) -> None:
     """A package without a version, or with more than a name and a version, reaches no registry."""
