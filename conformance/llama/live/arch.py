@@ -25,7 +25,7 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
 from conformance.suite.family import Level
 
-from .comparison import SILENT, TOLERANCE, judge_runs, nmse
+from .comparison import SILENT, TOLERANCE, judge_runs, nmse, vacuous
 from .llama import Device, Models, device, read_id, without_reference
 from .placement import witness
 
@@ -108,13 +108,15 @@ class Player:
         self._models = Models(isolation)
 
     def play(self, case_id: str) -> Result:
-        """Run one model. Raises as `Process.ask`; UnavailableError also if the CPU cannot run it."""
-        request = self._models.use(case_id)
+        """Run one model. Raises as `Process.ask`, or as `without_reference`."""
+        request, pair = self._models.use(case_id), Pair(case_id, str(self._spec))
         expected = self._reference(request)
+        if not _tell(expected):
+            return vacuous(pair, f"no reference: on the CPU {SILENT}")
         begun = time.perf_counter()
         run = self.run(self._device, request)
         seconds = time.perf_counter() - begun
-        result = judge_runs(Pair(case_id, str(self._spec)), run.results, expected)
+        result = judge_runs(pair, run.results, expected)
         if result.verdict is Verdict.FAIL:
             result = self._explained(result, run, request)
         ran = witness(self._device.device, self._models.on(self._device).placed)
@@ -127,7 +129,7 @@ class Player:
     def _reference(self, request: Request) -> list[NDArray[np.float32]]:
         """Run on the CPU: logits, or embeddings if the model has no logits.
 
-        UnavailableError if the run fails or gives only 0, BackendTimeoutError if it takes too long.
+        Raises as `without_reference`.
         """
         try:
             results = self.run(self._device.judge, request).results
@@ -135,9 +137,7 @@ class Player:
                 self._models.embeddings = True
                 results = self.run(self._device.judge, request).results
         except BackendError as e:
-            raise without_reference(e) from None
-        if not _tell(results):
-            raise UnavailableError(f"no reference: on the CPU {SILENT}")
+            raise without_reference(e, self._device, lambda: self.run(self._device, request)) from None
         return results
 
     def run(self, on: Device, request: Request, watch: dict[str, object] | None = None) -> Run:

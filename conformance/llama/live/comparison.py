@@ -100,16 +100,16 @@ def judge_all(pair: Pair, name: str, comparisons: Sequence[Comparison], *, on_cp
     A difference of up to `SPREADS` times the `spread` passes, too, unless it is `exact`.
     """
     if all(each.differs for each in comparisons):
-        return _vacuous(pair, "nothing was compared")
+        return vacuous(pair, "nothing was compared")
     worst = used = 0.0
     for i, each in enumerate(comparisons):
         error = _error(each)
         if each.differs:
             if error <= TOLERANCE:
-                return _vacuous(pair, f"{each.what}: the two runs must differ, NMSE {error:.2g} found")
+                return vacuous(pair, f"{each.what}: the two runs must differ, NMSE {error:.2g} found")
             continue
         if not each.expected.any():
-            return _vacuous(pair, f"{each.what}: {SILENT}")
+            return vacuous(pair, f"{each.what}: {SILENT}")
         exact = on_cpu and each.exact
         tolerance = 0.0 if exact else max((CLOSE if on_cpu else TOLERANCE) + each.allowance, SPREADS * each.spread)
         worst, used = max(worst, error), max(used, error / tolerance if tolerance else (inf if error else 0.0))
@@ -151,7 +151,8 @@ def judge_by_spread(
     return replace(judged, metrics={"spread": most}).noted(f"{changed} change the results by NMSE {most:.2g}")
 
 
-def _vacuous(pair: Pair, why: str) -> Result:
+def vacuous(pair: Pair, why: str) -> Result:
+    """Return VACUOUS: nothing was compared."""
     return Result(*pair, Verdict.VACUOUS, error=Error(why, why))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -232,10 +232,17 @@ class Models:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def without_reference(error: ConformanceError) -> ConformanceError:
-    """Return the error of a case whose CPU reference failed; a time-out stays one."""
-    kind = BackendTimeoutError if isinstance(error, BackendTimeoutError) else UnavailableError
-    return kind(f"no reference: on the CPU: {error}")
+def without_reference(error: ConformanceError, on: Device, play: Callable[[], object]) -> ConformanceError:
+    """Return the error of a case on a device whose CPU reference failed; a time-out stays one.
+
+    `play` runs the case on the device. A CPU fails with its own error, which `play` raises: no failure of a build's CPU
+    may hide behind that of its reference. Another device is not to blame.
+    """
+    if isinstance(error, BackendTimeoutError):
+        return BackendTimeoutError(f"no reference: on the CPU: {error}")
+    if on.on_cpu:
+        play()
+    return UnavailableError(f"no reference: on the CPU of {'the wheel' if on.on_cpu else 'the same build'}: {error}")
 
 
 def read_id(case_id: str, own: frozenset[str] = frozenset({"do"})) -> tuple[Request, str, dict[str, Any], bool]:

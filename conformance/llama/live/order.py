@@ -219,7 +219,7 @@ class Player:
         }
 
     def play(self, case_id: str) -> Result:
-        """Return the result; raises as `Process.ask`. UnavailableError also if the CPU crashes."""
+        """Return the result; raises as `Process.ask`."""
         request = read(case_id)
         params = request.params
         if request.model:
@@ -232,8 +232,8 @@ class Player:
         try:
             said = self._processes[bool(request.model)].ask(**asked, devices=request.devices)
         except BackendCrashError as e:
-            if request.model:
-                self._check_cpu(asked)
+            if request.model and self._dies_alone(asked):
+                raise BackendCrashError(f"{e}; on the CPU alone, too", words=e.words, died=e.died) from None
             if request.setting.fail.what != DROP or "RPC" not in str(e):
                 raise
             said = self._after_drop(asked, request.devices, str(e))
@@ -241,12 +241,13 @@ class Player:
         result = Result(case_id, str(self._spec), Verdict.PASS, seconds=seconds, metrics=said["calls"])
         return judge(result, request.setting.fail, said)
 
-    def _check_cpu(self, asked: dict[str, Any]) -> None:
-        """Raise UnavailableError if the model crashes on the CPU alone, too."""
+    def _dies_alone(self, asked: dict[str, Any]) -> bool:
+        """Return True if the model crashes the build on the CPU alone, too."""
         try:
             self._processes[True].ask(**asked, devices=[])
-        except BackendCrashError as e:
-            raise UnavailableError(f"no reference: on the CPU: {e}") from None
+        except BackendCrashError:
+            return True
+        return False
 
     def _endpoint(self) -> str:
         """Return the address of a server of this build; UnavailableError if it has none."""

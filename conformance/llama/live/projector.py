@@ -28,7 +28,7 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.live import LiveFamily, is_glob, split_glob, without_steps
 from conformance.suite.family import Level, read_keys, split_id, word
 
-from .comparison import F32, judge_all, judge_runs, saved
+from .comparison import F32, judge_all, judge_runs, saved, vacuous
 from .llama import Device, Process, device, without_reference
 from .projectors.encoder import Load, Medium
 from .projectors.files import write_projector, write_text_model
@@ -82,7 +82,7 @@ class Player:
         self._processes: dict[Device, Process] = {}
 
     def play(self, case_id: str) -> Result:
-        """Run a medium or relation; raises as `Process.ask`, or UnavailableError if the CPU cannot."""
+        """Run a medium or relation. Raises as `Process.ask`, or as `without_reference`."""
         name, do, type_w = _read(case_id)
         if self._made != (name, type_w):
             self._end()
@@ -97,6 +97,8 @@ class Player:
             result = judge_all(pair, do, comparisons, on_cpu=self._device.on_cpu)
         else:
             expected = self._reference(do)
+            if not expected or not tells(expected):
+                return vacuous(pair, "no reference: on the CPU a row of embeddings is 0")
             result = judge_runs(pair, self._chunks(self._device, do), expected)
         return replace(result, seconds=time.perf_counter() - begun)
 
@@ -107,14 +109,11 @@ class Player:
             return [arrays[k] for k in arrays.files]
 
     def _reference(self, medium: str) -> list[F32]:
-        """Encode on the CPU, an array per chunk; UnavailableError if it fails or a row is zero."""
+        """Encode on the CPU, an array per chunk. Raises as `without_reference`."""
         try:
-            found = self._chunks(self._device.judge, medium)
+            return self._chunks(self._device.judge, medium)
         except (BackendError, UnavailableError) as e:
-            raise without_reference(e) from None
-        if not found or not tells(found):
-            raise UnavailableError("no reference: on the CPU a row of embeddings is 0")
-        return found
+            raise without_reference(e, self._device, lambda: self._chunks(self._device, medium)) from None
 
     def _end(self) -> None:
         for process in self._processes.values():

@@ -16,7 +16,7 @@ from gguf import GGUFReader
 from marks import needs_wheel
 
 from conformance.backend.registry import Spec
-from conformance.ggml.errors import BackendError, UnavailableError, UsageError
+from conformance.ggml.errors import BackendCrashError, BackendError, UnavailableError, UsageError
 from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live.arch import RUNS, Player, Run, id_of
 from conformance.llama.live.comparison import judge_runs, nmse
@@ -87,6 +87,38 @@ def test_a_cpu_is_judged_by_the_wheel() -> None:
     """Any other device by the CPU of its own library."""
     assert Device("x", "/lib", "CPU").judge.lib == ""
     assert Device("x", "/lib", "GPU").judge.lib == "/lib"
+
+
+@needs_wheel
+@pytest.mark.parametrize(
+    ("on", "dies", "error", "says"),
+    [
+        (CPU, {"CPU", "CPU too"}, BackendCrashError, "^CPU too died"),
+        (CPU, {"CPU"}, UnavailableError, "^no reference: on the CPU of the wheel: CPU died"),
+        (Device("GPU", "", "GPU"), {"CPU", "GPU"}, UnavailableError, "^no reference: on the CPU of the same build:"),
+    ],
+)
+def test_a_cpu_that_dies_is_not_excused_by_its_reference(
+    on: Device, dies: set[str], error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that kills every CPU is a crash of the CPU under test, and no question to another device."""
+
+    def run(_: Player, device: Device, *__: object) -> Run:
+        if device.name in dies:
+            raise BackendCrashError(f"{device.name} died")
+        return Run([np.ones((1, 4), np.float32)], {})
+
+    monkeypatch.setattr(Player, "run", run)
+    with pytest.raises(error, match=says):
+        _play(id_of("llama", set="block_count:1"), on)
+
+
+@needs_wheel
+def test_a_reference_of_zeros_judges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of ours that computes nothing is no model that a device may refuse."""
+    monkeypatch.setattr(Player, "run", lambda *_: Run([np.zeros((1, 4), np.float32)], {}))
+    found = _play(id_of("llama", set="block_count:1"))
+    assert (found.verdict, found.detail) == (Verdict.VACUOUS, "no reference: on the CPU every result is 0")
 
 
 def _choice(scores: list[float], k: int = 2) -> Choice:
