@@ -42,7 +42,10 @@ class Comparison:
     exact: bool = False
     """The same kernels ran on the same values: bit-identical on a CPU with one thread."""
     differs: bool = False
-    """True if the two must differ; otherwise a scenario would pass if llama.cpp did nothing."""
+    """True if the two must differ by more than equal ones may.
+
+    Otherwise a scenario would pass if llama.cpp did nothing.
+    """
     allowance: float = 0.0
     """NMSE added to the limit, because one of the two runs rounded its keys more often."""
     spread: float = 0.0
@@ -103,15 +106,14 @@ def judge_all(pair: Pair, name: str, comparisons: Sequence[Comparison], *, on_cp
         return vacuous(pair, "nothing was compared")
     worst = used = 0.0
     for i, each in enumerate(comparisons):
-        error = _error(each)
+        if not each.expected.any() and not (each.differs and each.actual.any()):
+            return vacuous(pair, f"{each.what}: {SILENT}")
+        error, exact = _error(each), on_cpu and each.exact
+        tolerance = 0.0 if exact else max((CLOSE if on_cpu else TOLERANCE) + each.allowance, SPREADS * each.spread)
         if each.differs:
-            if error <= TOLERANCE:
+            if error <= tolerance:
                 return vacuous(pair, f"{each.what}: the two runs must differ, NMSE {error:.2g} found")
             continue
-        if not each.expected.any():
-            return vacuous(pair, f"{each.what}: {SILENT}")
-        exact = on_cpu and each.exact
-        tolerance = 0.0 if exact else max((CLOSE if on_cpu else TOLERANCE) + each.allowance, SPREADS * each.spread)
         worst, used = max(worst, error), max(used, error / tolerance if tolerance else (inf if error else 0.0))
         if error > tolerance:
             must = "a bit-exact result" if exact else f"at most {tolerance:.2g}"

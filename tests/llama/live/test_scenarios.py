@@ -18,7 +18,7 @@ from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError
 from conformance.judge.verdict import Pair, Result, Verdict
 from conformance.llama.live.arch import FEW
-from conformance.llama.live.comparison import Comparison, judge_all, saved
+from conformance.llama.live.comparison import SILENT, Comparison, judge_all, saved
 from conformance.llama.live.scenario import FAMILY, Player, id_of, ids_of, in_turns
 from conformance.llama.live.scenarios.harness import Harness
 from conformance.llama.live.scenarios.table import SCENARIOS
@@ -98,6 +98,21 @@ def test_what_pairs_say() -> None:
     )
     assert judge_all(PAIR, "x", [_pair([0.0], [0.0])], on_cpu=True).verdict is Verdict.VACUOUS
     assert judge_all(PAIR, "x", [], on_cpu=True).verdict is Verdict.VACUOUS
+
+
+def test_results_that_must_differ_differ_by_more_than_equal_ones_may() -> None:
+    """On a CPU by less than elsewhere; what equals by the measured spread of roundings does not differ."""
+    equal, found = _pair([1.0], [1.0]), _pair([1.0], [1.01], differs=True)
+    for pair, on_cpu, verdict in [(found, True, "PASS"), (found, False, "VACUOUS"),
+                                  (replace(found, spread=1e-4), True, "VACUOUS")]:  # fmt: skip
+        assert judge_all(PAIR, "x", [pair, equal], on_cpu=on_cpu).verdict == verdict
+
+
+def test_zeros_that_must_differ_are_named_as_zeros() -> None:
+    """So that a model without logits is asked for its embeddings; only one side of zeros does differ."""
+    equal, silent = _pair([1.0], [1.0]), _pair([0.0], [0.0], differs=True)
+    assert judge_all(PAIR, "x", [silent, equal], on_cpu=True).detail.endswith(SILENT)
+    assert judge_all(PAIR, "x", [_pair([1.0], [0.0], differs=True), equal], on_cpu=True).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
