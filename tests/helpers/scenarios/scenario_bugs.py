@@ -35,6 +35,7 @@ SPARSE = "deepseek32-set=attention.indexer.top_k:4"
 MTP = "hy_v3-set=block_count:2+nextn_predict_layers:1"
 """With an MTP layer like its other layer."""
 HEADS = "step35-set=block_count:4+nextn_predict_layers:2"
+MERGED = "lora-merged lora-merged-embeddings"
 DRAFTS = "draft-context draft-model draft-2 draft-2-unified"
 SPLITS = "split-even split-uneven split-zero split-layers"
 REFUSED_SEQ = "state-cut-head state-cut-half state-cut-tail state-other-types"
@@ -490,8 +491,12 @@ BUGS: dict[str, Bug] = {
         "set_adapters_lora", f.arguments(lambda c, of, n, scales: (c, of, min(n, 1), scales)), "lora-2 lora-many"
     ),
     "adapters do nothing": _f(
-        "set_adapters_lora", f.nothing(0), "lora-removed lora-scaled lora-changed lora-merged lora-unfit"
+        "set_adapters_lora", f.nothing(0), f"lora-removed lora-scaled lora-changed {MERGED} lora-unfit"
     ),
+    "an adapter has half its effect": _f(
+        "set_adapters_lora", f.arguments(lambda c, of, n, _: (c, of, n, (ctypes.c_float * n)(*[0.5] * n))), MERGED
+    ),
+    "what was encoded before an adapter stays": _f("encode", f.put_once, "lora-merged", T5),
     "the first adapter is each": _f("adapter_lora_init", f.first_answer, "lora-2 lora-changed lora-merged lora-unfit"),
     "after an adapter a batch has another token": _flagged(
         "lora-unfit",
@@ -499,7 +504,7 @@ BUGS: dict[str, Bug] = {
         decode=lambda flag: f.flags(flag, f.batch_where(lambda _: True, lambda b: f.next_token(b, 0))),
     ),
     "a program keeps a scale": _always(d.params_kept("SCALE"), "lora-changed"),
-    "SCALE does nothing": _always(d.scale_of("SCALE", 1.0), "lora-scaled lora-2 lora-many lora-changed lora-merged"),
+    "SCALE does nothing": _always(d.scale_of("SCALE", 1.0), f"lora-scaled lora-2 lora-many lora-changed {MERGED}"),
     "a control vector stays": _f("set_adapter_cvec", f.put_once, "cvec-removed cvec-changed"),
     "a control vector does nothing": _f("set_adapter_cvec", f.nothing(0), "cvec-removed cvec-changed"),
     "a control vector is not taken away": _f("set_adapter_cvec", f.none_is_ignored, "cvec-removed cvec-changed"),

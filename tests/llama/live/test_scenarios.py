@@ -228,6 +228,16 @@ def test_a_spread_widens_no_exact_comparison() -> None:
         assert judge_all(PAIR, "x", [pair], on_cpu=True).verdict == verdict
 
 
+@needs_wheel
+@pytest.mark.parametrize("arch", ["gemma-embedding", "eurobert", "byt5", "afmoe"])
+def test_adapters_are_compared_with_merged_weights(arch: str) -> None:
+    """No head or embeddings alone, an encoder beside a decoder, experts of little effect."""
+    player = Player(Spec("ggml"), Isolation(), None)
+    found = player.play(id_of(arch, "lora-merged"))
+    player.close()
+    assert found.verdict is Verdict.PASS, found.detail
+
+
 def test_quantised_weights_are_listed() -> None:
     """Batches, states and drafts run over weights in blocks of 32 and of 256 at `standard`."""
     ids = FAMILY.ids("standard")

@@ -8,7 +8,6 @@ import numpy as np
 
 from conformance.ggml.errors import UsageError
 from conformance.llama.live.comparison import Comparison
-from conformance.llama.zoo.load import RefusedError
 
 from . import lora
 from .harness import F32, PROMPT, Context, Harness
@@ -23,9 +22,13 @@ def _with(harness: Harness, adapters: Sequence[Adapter], text: str = "prompt") -
 
 
 def _read(context: Context, text: str = "prompt") -> F32:
-    """Decode a text into an empty memory, always as one batch of one shape."""
+    """Decode a text into an empty memory, always as one batch of one shape.
+
+    A model with an encoder encodes its text again, since the adapters may have changed.
+    """
     if context.memory:
         context.clear()
+    context.encode_source()
     return context.feed((0, context.harness.tokens(PROMPT, text)))
 
 
@@ -85,14 +88,14 @@ def changed(harness: Harness) -> Iterator[Comparison]:
         before = expected
 
 
-def merged(harness: Harness) -> Iterator[Comparison]:
-    """Compare an adapter for each kind of weights with a model to whose weights it was added."""
+def merged(harness: Harness, kinds: Sequence[str]) -> Iterator[Comparison]:
+    """Compare an adapter for each kind of weights with a model to whose weights it was added.
+
+    RefusedError if the model has none of these kinds.
+    """
     plain, scale = _read(harness.context()), 2.0
-    for kind in lora.KINDS:
-        try:
-            of = lora.factors(harness, kind, kind=kind)
-        except RefusedError:
-            continue
+    for kind in lora.present(harness, kinds):
+        of = lora.factors(harness, kind, kind=kind)
         expected = _read(lora.merged(harness, f"with {kind}", of, scale).context())
         found = _with(harness, [Adapter(lora.load(harness, kind, of, scale))])
         yield Comparison(f"without an adapter of {kind}", plain, expected, differs=True)

@@ -258,8 +258,13 @@ class Context:
         owned = harness.call("get_memory")(pointer) if self.kind != "encoder" else 0
         self.memory: int = owned or 0
         """`llama_memory_t`."""
+        self.encode_source()
+
+    def encode_source(self) -> None:
+        """Encode a text for each sequence, if the model has an encoder beside its decoder."""
         if self.kind == "encoder-decoder":
-            self.encode(*((seq, harness.tokens(7, "source")) for seq in range(request.n_seq_max)))
+            source = self.harness.tokens(7, "source")
+            self.encode(*((seq, source) for seq in range(self.request.n_seq_max)))
 
     def feed(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32], every: bool = False) -> F32:
         """Decode (or encode) new tokens of sequences in one batch, each at its next position.

@@ -11,26 +11,37 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import F32 as F32_TYPE
 from conformance.llama.zoo.load import RefusedError
+from conformance.llama.zoo.model import open_writer
 
 from .harness import F32, Context, Harness
 
 KINDS = {
     "layers": re.compile(
-        r"(?:enc\.|dec\.)?blk\.\d+\.(?!.*(?:norm|conv|gate_inp|lerp|decay|rel_b|indexer|cls|exps)).+\.weight"
+        r"(?:enc\.|dec\.)?blk\.\d+\."
+        r"(?!.*(?:norm|conv|gate_inp|lerp|decay|rel_b|indexer|cls|exps|attn_[kv]_b\.|_ape\.)).+\.weight"
     ),
     "experts": re.compile(r"blk\.\d+\.ffn_\w+_exps\.weight"),
     "router": re.compile(r"blk\.\d+\.ffn_gate_inp\.weight"),
     "head": re.compile(r"output\.weight"),
     "embeddings": re.compile(r"token_embd\.weight"),
 }
-"""Kind of tensors that llama.cpp takes adapters for -> names."""
+"""Kind of tensors that llama.cpp takes adapters for -> names.
+
+Not those that its converter cannot write: `attn_k_b` and `attn_v_b` are parts of a transposed matrix.
+"""
+_SIZE_OF_B = {"experts": 1.2, "router": 4.8}
+"""Kind -> standard deviation of B, if not 0.3.
+
+Experts are a small part of some results, and their choice a smaller one.
+"""
+_NONE = "the model's file holds no weights that an adapter could change"
 _LEAST = 16
 """Smallest side of a matrix of a layer that gets an adapter."""
 
@@ -62,6 +73,18 @@ def _matrices(model: str, kind: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     )
 
 
+def present(harness: Harness, kinds: Sequence[str]) -> list[str]:
+    """Return the kinds of which the model's file has weights that its results need.
+
+    RefusedError if it has none. Embeddings need no head.
+    """
+    unread = {"head"} if harness.request.embeddings else set()
+    found = [kind for kind in kinds if kind not in unread and _matrices(harness.request.model, kind)]
+    if not found:
+        raise RefusedError(_NONE)
+    return found
+
+
 def factors(harness: Harness, name: str, rank: int = 4, kind: str = "layers") -> Factors:
     """Draw random factors for every weight of a kind; RefusedError if the file has none."""
     out: Factors = {}
@@ -72,10 +95,11 @@ def factors(harness: Harness, name: str, rank: int = 4, kind: str = "layers") ->
             a, b = stream.normal(rank * ne1, 0.5), stream.normal(rank * ne0, 0.5)
             out[weight] = a.reshape(ne1, rank), b.reshape(ne0, rank)
             continue
-        a, b = stream.normal(n * rank * ne0, ne0**-0.5), stream.normal(n * rank * ne1, 0.3)
+        a = stream.normal(n * rank * ne0, ne0**-0.5)
+        b = stream.normal(n * rank * ne1, _SIZE_OF_B.get(kind, 0.3))
         out[weight] = a.reshape(*more, rank, ne0), b.reshape(*more, ne1, rank)
     if not out:
-        raise RefusedError("the model's file holds no weights that an adapter could change")
+        raise RefusedError(_NONE)
     return out
 
 
@@ -120,7 +144,7 @@ def offer(harness: Harness, name: str, of: Factors, arch: str = "", scale: float
 
 
 def _write(path: Path, arch: str, of: Factors, alpha: float) -> None:
-    writer = GGUFWriter(path, arch)
+    writer = open_writer(path, arch, {})
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", alpha)
