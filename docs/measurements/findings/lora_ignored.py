@@ -24,13 +24,13 @@ def main(path: str, model: str, weight: str, adapter: str) -> None:
     """Write an adapter of rank 1 with large factors; print whether it changes the logits."""
     reader = GGUFReader(model)
     rows, columns = (int(n) for n in next(t for t in reader.tensors if t.name == weight).shape)
-    arch = reader.fields["general.architecture"].contents()
-    writer = GGUFWriter(adapter, arch)
+    writer = GGUFWriter(adapter, reader.fields["general.architecture"].contents())
     writer.add_string("general.type", "adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 1.0)
-    writer.add_tensor(f"{weight}.lora_a", np.ones((1, rows), np.float32))
-    writer.add_tensor(f"{weight}.lora_b", np.ones((columns, 1), np.float32))
+    flipped = weight == "token_embd.weight"
+    for end, shape in zip("ab", [(columns, 1), (rows, 1)] if flipped else [(1, rows), (columns, 1)], strict=True):
+        writer.add_tensor(f"{weight}.lora_{end}", np.ones(shape, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
