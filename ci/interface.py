@@ -29,7 +29,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from conformance.ggml.lib import library
+from conformance.ggml.lib import files, library
 from conformance.ggml.lib.layout import CType, Signatures
 
 if sys.version_info >= (3, 11):
@@ -162,7 +162,7 @@ def _wraps(source: str) -> dict[str, str]:
 
 def exported() -> list[str]:
     """Return the C functions of ggml that the installed library exports."""
-    command = ["nm", "-D", "--defined-only", str(library.find())]
+    command = ["nm", "-D", "--defined-only", str(files.find())]
     listed = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  # binutils
     return sorted(re.findall(r" T (g(?:gml|guf)_\w+)$", listed.stdout, re.MULTILINE))
 

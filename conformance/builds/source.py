@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from conformance.ggml.errors import UnavailableError, UsageError, nearest
-from conformance.ggml.lib.library import DEVICES, old_api, part
+from conformance.ggml.lib.files import part
+from conformance.ggml.lib.library import DEVICES, old_api
 from conformance.process import call
 
 from .archive import cache, digest, fresh_folder, is_archive, settle, unpack

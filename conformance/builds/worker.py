@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance.ggml.errors import ConformanceError, UnavailableError
-from conformance.ggml.lib.library import RPC_SERVERS, Library, program
+from conformance.ggml.lib.files import RPC_SERVERS, program
+from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.llama import Llama, find_llama
 from conformance.process.service import Frame, Service, failure
 

@@ -11,7 +11,7 @@ from conformance.builds.difference import difference
 from conformance.builds.reach import code_of, impact
 from conformance.builds.source import is_build, locate
 from conformance.ggml.errors import UsageError
-from conformance.ggml.lib.library import find
+from conformance.ggml.lib.files import find
 from conformance.judge.outcome import Outcome, Why
 from conformance.judge.verdict import counted
 from conformance.run.session.spread import one_each, small_first, subject

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from backends.ggml import GgmlBackend
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.ggml.lib.library import RPC_SERVERS, Library
+from conformance.ggml.lib.files import RPC_SERVERS
+from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.rpc import Proxy, Server
 
 LISTENS = """

@@ -13,7 +13,7 @@ from commands import conform
 from evil_library import evil, needs_compiler
 from marks import needs_wheel
 
-from conformance.ggml.lib.library import find
+from conformance.ggml.lib.files import find
 
 pytestmark = [needs_wheel, needs_compiler]
 OP = "ops/SUM-f32-ne=5x3@1"

@@ -22,7 +22,8 @@ from conformance.builds import archive, source
 from conformance.builds.build import probe
 from conformance.builds.source import locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
-from conformance.ggml.lib.library import RPC_SERVERS, WHEEL, Library, part, plugins, program
+from conformance.ggml.lib.files import RPC_SERVERS, WHEEL, part, plugins, program
+from conformance.ggml.lib.library import Library
 from conformance.llama.zoo.model import table
 
 LIBRARY = b"\x7fELF stands in for one that exports ggml_backend_dev_count\0"

@@ -27,7 +27,7 @@ from conformance.causes.bug_report.proof import plain_devices, proof_of
 from conformance.ggml.arithmetic import EXACT, GGML_CPU
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.lib import library
+from conformance.ggml.lib import files
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, new_tensor
 from conformance.ggml.types import F32, I64
@@ -371,7 +371,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     if not (shared.is_file() and ".so" in shared.suffixes):
         pytest.skip("this Python is no shared library, and the ggml of the wheel needs one outside of Python")
     try:
-        headers, ggml = headers_in(Path(source)), library.find()
+        headers, ggml = headers_in(Path(source)), files.find()
     except UnavailableError as e:
         pytest.skip(str(e))
     path = tmp_path_factory.mktemp("program") / "program.cpp"

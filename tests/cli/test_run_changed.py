@@ -16,7 +16,7 @@ from conformance.backend.registry import Spec
 from conformance.builds.source import is_build
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
-from conformance.ggml.lib.library import find
+from conformance.ggml.lib.files import find
 
 pytestmark = needs_wheel
 x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="edits an instruction of x86-64")

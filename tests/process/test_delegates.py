@@ -12,7 +12,7 @@ from planted_adapter import planted_adapter
 
 from conformance.backend.contract import check_adapter
 from conformance.backend.kernel import KernelBackend
-from conformance.ggml.lib.library import find
+from conformance.ggml.lib.files import find
 from conformance.run.isolation.independence import is_ggml, libraries
 
 CASES = "ops/ADD-f32+f32-*"

@@ -182,7 +182,7 @@ def test_the_list_says_what_runs() -> None:
 
 def test_without_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing wheel, or a library that is none, is one clear reason."""
-    monkeypatch.setattr("conformance.ggml.lib.library.WHEEL", "no_such_wheel")
+    monkeypatch.setattr("conformance.ggml.lib.files.WHEEL", "no_such_wheel")
     with pytest.raises(UnavailableError, match="not installed"):
         family.ids("smoke")
     with pytest.raises(UnavailableError, match="no such file"):

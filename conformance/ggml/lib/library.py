@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -22,6 +20,7 @@ from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, VIEW_
 from conformance.ggml.types import F16, F32, GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 
 from .echo import ECHO
+from .files import files_of, find, is_named, load, loaded, named, open_library, part, plugins, runs_here
 from .layout import (
     DEVICE_TYPES,
     FIRST_DEVICE_TYPES,
@@ -40,7 +39,6 @@ from .layout import (
     OlderProps,
     Signatures,
     TypeTraits,
-    home,
     ids,
     last_written,
     layouts,
@@ -50,24 +48,10 @@ from .layout import (
 from .made import notes
 from .since import unknown_use
 
-WHEEL = "xllamacpp"
-"""Wheel whose extension module exports ggml and llama.cpp; loaded, never imported."""
-
-_NAMES = (
-    r"lib{0}\.so", r"lib{0}\.so\..+", r"lib{0}\..+\.so", r"lib{0}-[0-9a-f]{{8}}\.so.*", r"lib{0}(\..+)?\.dylib",
-    r"{0}\.dll",
-)  # fmt: skip
-"""File names of a library, most likely first."""
-
-RPC_SERVERS = ("ggml-rpc-server", "rpc-server")
-"""Names of the RPC server program: the current one, and that before 2026."""
-
 _VARIANT = "ggml-cpu-"
 """Prefix of a CPU library's name in a build with several."""
 _REPAIRED = re.compile(r"libggml-(?!base-|cpu-)\w+-[0-9a-f]{8}\.so.*")
 """A device library that auditwheel renamed."""
-_PLUGIN = re.compile(r"libggml-(?!base\b).+\.(so|dylib)")
-"""A device library that ggml loads itself; others have a version after `.so`."""
 
 _SOFTWARE = re.compile(
     r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render|, a cpu called", re.IGNORECASE
@@ -130,9 +114,9 @@ class Library:
         """The notes of `conform build make` on them."""
         self.plugins = plugins(self.folder)
         """Folder of the device libraries that ggml loads itself."""
-        self._handles = list(_load(self.path, self.parts))
+        self._handles = list(load(self.path, self.parts))
         more = (part(self.path, stem) for stem in self.optional if self.path.is_dir())
-        self._handles += [_open(path) for path in more if path is not None]
+        self._handles += [open_library(path) for path in more if path is not None]
         self.log: deque[str] = deque(maxlen=64)
         """Last log lines of the library."""
         self.ggml = SimpleNamespace()
@@ -341,7 +325,7 @@ class Library:
         load_all(os.fsencode(self.plugins))
         # ggml loads the names of its own build only; a renamed library loads only if it has variants, as the CPU has
         for path in sorted(self.plugins.iterdir()):
-            if _REPAIRED.fullmatch(path.name) and not hasattr(_loaded(path), "ggml_backend_score"):
+            if _REPAIRED.fullmatch(path.name) and not hasattr(loaded(path), "ggml_backend_score"):
                 load(os.fsencode(path))
 
     def refusals(self) -> list[str]:
@@ -357,7 +341,7 @@ class Library:
         There is none if the CPU is built into ggml. They stay loaded, so `cpu_traits` is of no use afterwards.
         """
         paths = sorted(self.plugins.glob(f"lib{_VARIANT}*.so"))
-        return [path.stem.removeprefix(f"lib{_VARIANT}") for path in paths if _runs_here(path)]
+        return [path.stem.removeprefix(f"lib{_VARIANT}") for path in paths if runs_here(path)]
 
     def load_variant(self, name: str) -> None:
         """Load the CPU library called `name` even if another one fits this processor better.
@@ -371,7 +355,7 @@ class Library:
             raise UsageError(f"ggml: variant={name}: {path} expected; found: {', '.join(there) or 'none'}")
         if "CPU" in self.devices():
             raise UsageError(f"ggml: variant={name}: {self.title} has a CPU already, which it cannot unload")
-        if not _runs_here(path) or not self.ggml.backend_load(os.fsencode(path)):
+        if not runs_here(path) or not self.ggml.backend_load(os.fsencode(path)):
             raise UnavailableError(f"ggml: variant={name} of {self.title}: this processor cannot execute it")
 
     def registry(self, name: str) -> int | None:
@@ -483,7 +467,7 @@ class Library:
         """Return type -> CPU traits; empty if the library does not export them."""
         cpu, traits = self.ggml.get_type_traits_cpu, self.ggml.get_type_traits
         if cpu is None and hasattr(os, "RTLD_NOLOAD"):
-            handles = (_loaded(path) for path in sorted(self.plugins.glob("libggml-cpu*.so")))
+            handles = (loaded(path) for path in sorted(self.plugins.glob("libggml-cpu*.so")))
             cpu = next((f for h in handles if (f := getattr(h, "ggml_get_type_traits_cpu", None)) is not None), None)
             if cpu is not None:
                 cpu.restype, cpu.argtypes = OPTIONAL["get_type_traits_cpu"]
@@ -592,130 +576,3 @@ def marks_computed(library: Library) -> bool:
         return bool(library.struct(node).flags & FLAG_COMPUTE)
     finally:
         g.free(ctx)
-
-
-def find(where: str = "") -> Path:
-    """Return the path `where`, or the wheel's library (not imported); UnavailableError if none."""
-    if where:
-        path = Path(where).absolute()  # the loader would search its own path for a name without a folder
-        if not path.exists():
-            raise UnavailableError(f"ggml library {path}: no such file or folder")
-        return path
-    spec = importlib.util.find_spec(WHEEL)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for pattern in (f"{WHEEL}*.so", f"{WHEEL}*.pyd"):
-            for path in sorted(Path(folder).glob(pattern)):
-                return path
-    raise UnavailableError(
-        f"the wheel {WHEEL} with the real ggml and llama.cpp is not installed here; install it, "
-        "or name a library: --backend 'ggml?lib=DIR_OR_FILE', --lib FILE"
-    )
-
-
-def part(folder: Path, stem: str) -> Path | None:
-    """Return the library `stem` of a split build, such as `ggml-base`, or None.
-
-    The name may have a version after or before `.so`, or the digest that auditwheel adds.
-    """
-    return next(named(folder, stem), None)
-
-
-def named(folder: Path, stem: str) -> Iterator[Path]:
-    """Yield every file in `folder` that may be the library `stem`, most likely first."""
-    for pattern in _NAMES:
-        legal = re.compile(pattern.format(re.escape(stem)))
-        yield from sorted(p for p in folder.iterdir() if legal.fullmatch(p.name))
-
-
-def is_named(name: str, stem: str) -> bool:
-    """Return True if a file of this name may be the library `stem`."""
-    return any(re.fullmatch(pattern.format(re.escape(stem)), name) for pattern in _NAMES)
-
-
-def plugins(folder: Path) -> Path:
-    """Return the folder of a build's device libraries.
-
-    They are beside its libraries or, in Linux distributions, in a folder below `ggml` there, such as `ggml/backends0`.
-    """
-    below = folder / "ggml"
-    own = any(_PLUGIN.fullmatch(p.name) for p in folder.iterdir()) if folder.is_dir() else True
-    if own or not below.is_dir():
-        return folder
-    return next((p.parent for p in sorted(below.rglob("libggml-*")) if _PLUGIN.fullmatch(p.name)), folder)
-
-
-def program(folder: Path, names: Sequence[str]) -> Path | None:
-    """Return a build's program with the first of these names, or None.
-
-    It is beside the libraries or, if these are below a `lib`, among the programs of the same installation.
-    """
-    lib = next((p for p in (folder, folder.parent) if p.name.startswith("lib")), None)
-    places = [folder]
-    if lib is not None:
-        places += [lib.parent / "bin", lib.parent / "libexec" / folder.relative_to(lib) / "llama" / "bin"]
-    return next(filter(Path.is_file, (place / name for place in places for name in names)), None)
-
-
-def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:
-    """Load the libraries with RTLD_LOCAL, so that two versions of ggml can live in one process.
-
-    For linked libraries, the loader searches its own path before the folder. It does not search for libraries that are
-    already loaded, so the folder's `ggml-base` and `ggml-cpu` are loaded first.
-    """
-    folder = path if path.is_dir() else path.parent
-    whole, *others = (part(folder, stem) for stem in parts)
-    first = whole if path.is_dir() else path
-    if first is None:
-        raise UnavailableError(f"ggml library {path}: a folder with lib{parts[0]}.so (and libggml-base.so) expected")
-    linked = [p for stem in ("ggml-base", "ggml-cpu") if (p := part(folder, stem)) is not None and p != first]
-    if path.is_dir() or is_named(path.name, parts[0]):
-        for own in linked:
-            with suppress(UnavailableError):  # it may be a plugin for another machine
-                _open(own)
-    try:
-        yield _open(first)
-    except UnavailableError:
-        if not path.is_dir():
-            raise
-        # Without an rpath of its own it finds its parts only once they are loaded.
-        loaded = [_open(p) for p in others if p is not None]
-        yield _open(first)
-        yield from loaded
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(os.fspath(path), mode=ctypes.RTLD_LOCAL)
-    except OSError as e:
-        raise UnavailableError(f"ggml library {path} cannot be loaded: {e}") from None
-
-
-def files_of(functions: Sequence[Any]) -> list[Path]:
-    """Return the sorted library files of ctypes functions, as far as the loader knows them."""
-    files: set[Path] = set()
-    base = sys.maxsize  # of the library of the pointer before, which holds all down to there
-    for pointer in sorted((ctypes.cast(f, _P).value or 0 for f in functions), reverse=True):
-        if pointer < base and (info := home(pointer)) is not None:
-            base = info.dli_fbase or base
-            path = Path(os.fsdecode(info.dli_fname or b""))
-            files |= {path} if path.is_file() else set()
-    return sorted(files)
-
-
-def _loaded(path: Path) -> ctypes.CDLL | None:
-    """Return the library if this process has loaded it; None on a system that cannot tell."""
-    if sys.platform == "win32":
-        return None
-    try:
-        return ctypes.CDLL(os.fspath(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    except OSError:
-        return None
-
-
-def _runs_here(path: Path) -> bool:
-    """Return True if this processor can execute a CPU library of a build with several."""
-    try:
-        score = getattr(_loaded(path) or _open(path), "ggml_backend_score", None)
-    except UnavailableError:
-        return False
-    return score is not None and score() > 0

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 
 from conformance.ggml.errors import UnavailableError
 
+from .files import part
 from .layout import (
     ABORT_CALLBACK,
     CONTEXT_PARAMS,
@@ -26,7 +27,7 @@ from .layout import (
     llama_optional,
     mismatch,
 )
-from .library import Library, part
+from .library import Library
 
 _P = ctypes.c_void_p
 _ARCH_NAME = "_Z13llm_arch_name8llm_arch"

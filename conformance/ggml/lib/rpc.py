@@ -16,8 +16,9 @@ from threading import Thread
 
 from conformance.ggml.errors import UnavailableError
 
+from .files import RPC_SERVERS, program
 from .layout import ABORT_CALLBACK
-from .library import RPC_SERVERS, Library, program
+from .library import Library
 
 LOOPBACK = "loopback"
 """Value of the option `rpc` that starts a server on this machine."""

@@ -17,7 +17,7 @@ from conformance.ggml.errors import (
     UnavailableError,
     UsageError,
 )
-from conformance.ggml.lib.library import program
+from conformance.ggml.lib.files import program
 from conformance.llama.live.llama import Device
 from conformance.process import Deadline, Worker, WorkerDiedError, WorkerTimeoutError
 

@@ -283,7 +283,7 @@ def build(case_id: str) -> Case:
 
 def available() -> str:
     """Return the reason why nothing can be recorded here, or ""."""
-    from conformance.ggml.lib.library import find  # noqa: PLC0415  # every command imports this family
+    from conformance.ggml.lib.files import find  # noqa: PLC0415  # every command imports this family
 
     try:
         find()

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
-from conformance.ggml.lib.library import WHEEL
+from conformance.ggml.lib.files import WHEEL
 from conformance.judge.evidence import to_json
 from conformance.judge.verdict import FAILURES, Missing, Result
 from conformance.perf.units import FAMILY as PERF

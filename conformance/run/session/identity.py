@@ -22,7 +22,7 @@ from conformance.builds.archive import digest
 from conformance.builds.source import contents, locate
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UnavailableError
-from conformance.ggml.lib.library import WHEEL
+from conformance.ggml.lib.files import WHEEL
 from conformance.run.live import LIVE
 from conformance.suite import FAMILIES
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import capstone
 
 from conformance.builds.elf import Image
-from conformance.ggml.lib.library import find
+from conformance.ggml.lib.files import find
 
 
 def edited(to: Path, function: str, old: str, new: int) -> Path:

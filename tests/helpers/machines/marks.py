@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from conformance.ggml.lib.library import WHEEL
+from conformance.ggml.lib.files import WHEEL
 
 needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"

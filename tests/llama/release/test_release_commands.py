@@ -17,7 +17,7 @@ from run_files import cause, document, result, written_to
 from conformance.builds.build import Build, DeviceOf
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
-from conformance.ggml.lib.library import WHEEL
+from conformance.ggml.lib.files import WHEEL
 from conformance.llama.cli import build as commands
 from conformance.llama.release import prepare
 from conformance.perf.units import BY_ID
