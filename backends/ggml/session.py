@@ -147,7 +147,7 @@ class GgmlSession(Session):
             BackendError: `ggml_backend_graph_compute` returned another status than SUCCESS, or no memory was left.
             GraphError: a leaf has no bytes.
         """
-        self._library.log.clear()  # messages from here on belong to this graph
+        self._library.log.lines.clear()  # messages from here on belong to this graph
         plan = self._plan
         if plan is None or not (plan.graph is graph and plan.outputs == tuple(outputs) and plan.snapshot.shows(graph)):
             plan = self._plan = self._build(graph, tuple(outputs))
@@ -199,7 +199,7 @@ class GgmlSession(Session):
 
     def _check(self, function: str, status: int, plan: Plan) -> None:
         if status:
-            complaints = "; ".join(self._library.complaints())
+            complaints = "; ".join(self._library.log.complaints())
             raise BackendError(
                 f"{function} returned {STATUS.get(status, status)} on a graph of {plan.nodes} nodes on "
                 f"{self._witness.device}{self._split()}" + (f": {complaints}" if complaints else "")

@@ -35,7 +35,7 @@ def describe(path: Path) -> dict[str, Any]:
     library = Library(str(path))
     library.load_devices()
     architectures: list[str] = []
-    llama, left_out = True, [*library.left_out, *(f"a device: {text}" for text in library.refusals())]
+    llama, left_out = True, [*library.left_out, *(f"a device: {text}" for text in library.log.refusals())]
     try:
         with_llama = Llama(str(find_llama(path)))
         architectures = with_llama.architectures()

@@ -455,7 +455,7 @@ def test_an_error_text_is_of_the_graph_that_failed(backend: GgmlBackend, monkeyp
     """What the library logged about an earlier case stands in no later case's error."""
     x = g.new_tensor_1d(types.F32, 4)
     case = case_of(Graph([g.add(x, x)]), {x: ramp(x)})
-    backend._library.log.append("error: an earlier case went wrong")
+    backend._library.log.lines.append("error: an earlier case went wrong")
     monkeypatch.setattr(backend._library.ggml, "backend_graph_compute", lambda *_: -1)
     with backend.open(case) as session, pytest.raises(BackendError, match="returned FAILED") as error:
         session.compute(case.steps[0].graph, case.steps[0].inputs, case.steps[0].outputs)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from conformance.builds.source import locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.lib.files import RPC_SERVERS, WHEEL, part, plugins, program
 from conformance.ggml.lib.library import Library
+from conformance.ggml.lib.log import Log
 from conformance.llama.zoo.model import table
 
 LIBRARY = b"\x7fELF stands in for one that exports ggml_backend_dev_count\0"
@@ -359,9 +359,9 @@ def test_a_library_says_why_it_has_no_device() -> None:
         "load_backend: loaded OpenCL backend from /x/libggml-opencl.so",
         "register_backend: registered backend OpenCL (0 devices)",
     ]
-    library = Library.__new__(Library)
-    library.log = deque(f"\n{text}" for text in [*refusals, *others, *refusals])
-    assert library.refusals() == refusals
+    log = Log()
+    log.lines.extend(f"\n{text}" for text in [*refusals, *others, *refusals])
+    assert log.refusals() == refusals
 
 
 def test_other_bytes_of_a_library_are_another_build(tmp_path: Path) -> None:

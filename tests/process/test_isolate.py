@@ -275,7 +275,7 @@ from backends.ggml import GgmlBackend
 
 class Dying(GgmlBackend):
     def open(self, case):
-        log = self._library._log_callback
+        log = self._library.log.callback
         log(2, b"loading kernels\\n", None)
         log(4, b"kernel mul_mm: ", None)
         log(5, b"symbol f16 not found\\n", None)

@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 import sys
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from types import SimpleNamespace
@@ -19,14 +18,12 @@ from conformance.ggml.quants.order import swapped
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, f32_bits
 from conformance.ggml.types import F16, F32, GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 
-from .echo import ECHO
 from .files import files_of, find, is_named, load, loaded, named, open_library, part, plugins, runs_here
 from .layout import (
     DEVICE_TYPES,
     FIRST_DEVICE_TYPES,
     GGML,
     LEFT_OUT,
-    LOG_CALLBACK,
     OLDER_DEVICE_TYPES,
     OLDER_NAMES,
     OLDEST,
@@ -45,6 +42,7 @@ from .layout import (
     mismatch,
     type_ids,
 )
+from .log import Log
 from .made import notes
 from .since import unknown_use
 
@@ -66,12 +64,6 @@ _ENVIRONMENT = {
     "GALLIVM_PERF": "nopt",
 }
 """Environment variables that a library reads on loading, unless the user has set them."""
-_REFUSAL = re.compile(
-    r"ncompatible|ailed to (?:load|init)|nsupported (?:GPU|device)|not support|is required|not available|"
-    r"(?:\b[Nn]o|find any)(?: \S+)? devices?\b"
-)
-"""Pattern for a log line that explains why there is no device."""
-_COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 
 
 DEVICES = "ggml_backend_dev_count"
@@ -117,8 +109,7 @@ class Library:
         self._handles = list(load(self.path, self.parts))
         more = (part(self.path, stem) for stem in self.optional if self.path.is_dir())
         self._handles += [open_library(path) for path in more if path is not None]
-        self.log: deque[str] = deque(maxlen=64)
-        """Last log lines of the library."""
+        self.log = Log()
         self.ggml = SimpleNamespace()
         lacking = self._bind(self.ggml, "ggml_", GGML)
         lacks = self._bind(self.ggml, "ggml_", OPTIONAL)
@@ -130,8 +121,7 @@ class Library:
         self._check_files()
         self.left_out = [why for name, why in LEFT_OUT.items() if f"ggml_{name}" in lacks]
         """Sentences about missing functions and the tests that are skipped for that reason."""
-        self._log_callback = LOG_CALLBACK(self._logged)
-        self.ggml.log_set(ctypes.cast(self._log_callback, _P), None)
+        self.ggml.log_set(ctypes.cast(self.log.callback, _P), None)
         self._probe()
 
     def _bind(self, to: SimpleNamespace, prefix: str, signatures: Signatures) -> list[str]:
@@ -176,10 +166,6 @@ class Library:
                         f"ggml library {self.path}: {own[0]} expected, the loader took {file}; "
                         "remove its folder from LD_LIBRARY_PATH"
                     )
-
-    def _logged(self, level: int, text: bytes | None, _data: int | None) -> None:
-        ECHO.line(level, text or b"")
-        self.log.append((text or b"").decode(errors="replace").rstrip())
 
     def _probe(self) -> None:
         g = self.ggml
@@ -310,7 +296,7 @@ class Library:
                     return handle
             if attempt == 0:
                 self.load_devices()
-        reasons = self.refusals()
+        reasons = self.log.refusals()
         raise UsageError(
             f"ggml: device {name!r} is unknown to {self.title}; its devices: {', '.join(devices) or 'none'}"
             + (f"; it said: {'; '.join(reasons)}" if reasons else "")
@@ -327,13 +313,6 @@ class Library:
         for path in sorted(self.plugins.iterdir()):
             if _REPAIRED.fullmatch(path.name) and not hasattr(loaded(path), "ggml_backend_score"):
                 load(os.fsencode(path))
-
-    def refusals(self) -> list[str]:
-        """Return the library's messages on devices or libraries it rejected since it was loaded.
-
-        Only the last log lines are kept, so call this before anything runs.
-        """
-        return list(dict.fromkeys(text for line in self.log if _REFUSAL.search(text := line.strip())))
 
     def variants(self) -> list[str]:
         """Return the folder's CPU libraries that this processor can execute, such as `haswell`.
@@ -478,13 +457,6 @@ class Library:
             name: (none if traits is None else TypeTraits.from_address(traits(i)), CpuTypeTraits.from_address(cpu(i)))
             for name, i in self.types.items()
         }
-
-    # log
-
-    def complaints(self) -> list[str]:
-        """Return the last log lines that report an error, or else the last lines."""
-        lines = [" ".join(text.split()) for text in self.log if text.strip()]
-        return [text for text in lines if _COMPLAINT.search(text)][-2:] or lines[-3:]
 
     def close(self) -> None:
         """Restore the library's own logging; it stays loaded, as ggml cannot be unloaded safely."""

@@ -57,7 +57,7 @@ class Llama(Library):
         self._bind(self.gguf, "gguf_", GGUF)
         if c.model_init_from_user is None:
             self.left_out.append("it exports no llama_model_init_from_user, so it cannot create models from metadata")
-        c.log_set(self._log_callback, None)
+        c.log_set(self.log.callback, None)
 
     def initialise(self, on_abort: Callable[[bytes], None]) -> None:
         """Call `llama_backend_init` and load devices; `on_abort` gets ggml's last message."""
@@ -78,7 +78,7 @@ class Llama(Library):
 
     def reason(self) -> str:
         """Return llama.cpp's last error messages."""
-        return " / ".join(self.complaints()) or "it did not say why"
+        return " / ".join(self.log.complaints()) or "it did not say why"
 
 
 def put(params: ctypes.Structure, **values: object) -> list[str]:

@@ -77,7 +77,7 @@ class Mtmd(Llama):
             return
         self._bind(self.mtmd, "mtmd_", _made(params))
         if self.mtmd.log_set is not None:
-            self.mtmd.log_set(self._log_callback, None)
+            self.mtmd.log_set(self.log.callback, None)
 
 
 def _made(params: CType) -> Signatures:

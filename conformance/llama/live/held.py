@@ -51,17 +51,17 @@ def measure(library: Llama, request: Request, device: str, *, grows: bool = Fals
         UsageError: as `load_model` and `new_context`.
     """
     _without_huge_pages()
-    library.log = deque(maxlen=_LINES)
+    library.log.lines = deque(maxlen=_LINES)
     before, free = held(), _free(library, device)
     with Peak() as peak:
         with Peak() as loading:
             model = load_model(library, request, device, mapped="+" in device)
         harness = Harness(library, model, request, Path())
-        lines = list(library.log)
+        lines = list(library.log.lines)
         harness.kind  # noqa: B018  # which a context is made for
-        library.log.clear()
+        library.log.lines.clear()
         context = harness.context()
-        lines += library.log
+        lines += library.log.lines
         _decode(context, _STEPS)
         after = held()
     now = _free(library, device)
@@ -75,7 +75,7 @@ def measure(library: Llama, request: Request, device: str, *, grows: bool = Fals
         "device": None if free is None or now is None else free - now,
     }
     if grows:
-        library.log = deque(maxlen=_LAST_LINES)
+        library.log.lines = deque(maxlen=_LAST_LINES)
         owned = _owned(library, device)
         found["step"] = growth(owned, lambda: _decode(context, STEPS), ROUNDS) / STEPS
         _free_all(harness)

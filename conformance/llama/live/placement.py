@@ -28,13 +28,13 @@ def placed(library: Llama, model: int, request: Request) -> Placed:
 
     Empty if this version does not log them. Raises as `new_context`.
     """
-    log, echoes, was = library.log, ECHO.on, os.environ.get(_VERBOSE)
-    library.log, ECHO.on, os.environ[_VERBOSE] = deque(maxlen=_LINES), False, "2"
+    lines, echoes, was = library.log.lines, ECHO.on, os.environ.get(_VERBOSE)
+    library.log.lines, ECHO.on, os.environ[_VERBOSE] = deque(maxlen=_LINES), False, "2"
     try:
         library.llama.free(new_context(library, model, request))
-        return _nodes(library.log)
+        return _nodes(library.log.lines)
     finally:
-        library.log, ECHO.on = log, echoes
+        library.log.lines, ECHO.on = lines, echoes
         if was is None:
             del os.environ[_VERBOSE]
         else:

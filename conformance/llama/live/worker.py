@@ -170,7 +170,7 @@ class DeviceModel:
         self, ask: Mapping[str, Any], run: Callable[[Harness], dict[str, Any]], together: Together = in_threads
     ) -> dict[str, Any]:
         """Return the reply of `run`, or why there is none."""
-        self.library.log.clear()
+        self.library.log.lines.clear()
         request = replace(self._request, **ask["changes"])
         folder, part = Path(ask["folder"]), ask.get("part", 0)
         harness = Harness(self.library, self.model, request, folder, part, self.device, together)
@@ -190,11 +190,11 @@ class DeviceModel:
         Raises:
             ConformanceError: no context can be made, or a part of the plan fails.
         """
-        self.library.log.clear()
+        self.library.log.lines.clear()
         forced = load_choices(Path(watch["forced"])) if watch and watch["forced"] else None
         looker = Watch(self.library, forced, values=watch["values"]) if watch else None
         context = new_context(self.library, self.model, request, looker.callback if looker else None)
-        sizes = [m for line in self.library.log if (m := _SIZE.search(line))]
+        sizes = [m for line in self.library.log.lines if (m := _SIZE.search(line))]
         notes = {"nodes": int(sizes[-1][1]), "splits": int(sizes[-1][2])} if sizes else {}
         results: list[F32] = []
 
@@ -220,7 +220,7 @@ class DeviceModel:
 
     def complaints(self) -> list[str]:
         """Return the last errors of the log, without the generic line that llama.cpp always adds."""
-        lines = [" ".join(text.split()) for text in self.library.log]
+        lines = [" ".join(text.split()) for text in self.library.log.lines]
         return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
 
     def _results(self, context: int, batch: Ubatch, request: Request) -> F32:

@@ -190,7 +190,7 @@ class Model(DeviceModel):
 
     def run(self, play: DecodeRequest) -> dict[str, Any]:
         """Play the request's conversations and write its files; return the reply."""
-        self.library.log.clear()
+        self.library.log.lines.clear()
         request = replace(self._request, **play.changes)
         recorder = Recorder(self.library) if play.case else None
         context = new_context(self.library, self.model, request, recorder.callback if recorder else None)

@@ -180,7 +180,7 @@ def new_context(
         raise LacksError(f"llama_context_params.{lacking[0]}")
     if callback is not None:
         params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
-    library.log.clear()  # an error gives the reason of this call alone
+    library.log.lines.clear()  # an error gives the reason of this call alone
     context = library.llama.init_from_model(model, params)
     if not context:
         refuses = TYPES[request.type_v].is_quantized and not request.flash_attn

@@ -101,7 +101,7 @@ class Drive(Player):
         at = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
         status = getattr(self._c, function)(self._context, Batch(n, at[0], None, at[1], at[2], at[3], at[4]))
         if status:
-            log = " / ".join(line for line in list(self._library.log)[-3:] if line)
+            log = " / ".join(line for line in list(self._library.log.lines)[-3:] if line)
             raise UsageError(f"run: llama_{function} of {n} tokens returned {status}: {log}")
 
     def n_past(self, seq: int) -> int:

@@ -373,7 +373,7 @@ def test_a_build_whose_libmtmd_is_another(monkeypatch: pytest.MonkeyPatch) -> No
             builds.append(Mtmd())
     finally:
         for log_set in (ours.llama.log_set, ours.mtmd.log_set):
-            log_set(ours._log_callback, None)
+            log_set(ours.log.callback, None)
     assert [("carries no libmtmd" in b.absent, "mtmd_context_params has" in b.absent) for b in builds] == [
         (False, False), (True, False), (False, True),
     ]  # fmt: skip

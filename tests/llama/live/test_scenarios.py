@@ -56,12 +56,12 @@ def test_a_sampler_may_be_left_to_the_host(monkeypatch: pytest.MonkeyPatch, tmp_
     said = "device 'X' does not have support for op ARGMAX needed for sampler 'greedy'"
 
     def leaves(*_: object) -> bool:
-        library.log.append(said)
+        library.log.lines.append(said)
         return True
 
     monkeypatch.setattr(library.llama, "set_sampler", leaves)
     reply = model(LLAMA).scenario({"changes": {}, "scenario": "sampler", "part": 0, "folder": str(tmp_path)})
-    library.log.clear()
+    library.log.lines.clear()
     assert said in str(reply["unsupported"])
 
 

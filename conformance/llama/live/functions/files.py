@@ -214,7 +214,7 @@ def read(gguf: Gguf, alignment: int = 32) -> None:
     data = _P()
     context = gguf.open(file.bytes(), data)
     if not context:
-        raise Mismatch(f"a valid file with alignment {alignment} is refused: {gguf.library.complaints()}")
+        raise Mismatch(f"a valid file with alignment {alignment} is refused: {gguf.library.log.complaints()}")
     try:
         _check_values(gguf, context, file)
         _check_tensors(gguf, context, file, data.value or 0)

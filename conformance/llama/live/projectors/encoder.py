@@ -128,7 +128,7 @@ class Encoder:
             raise LacksError("mtmd_context_params.cb_eval", "libmtmd")
         context = self.call("init_from_file")(os.fsencode(self.load.file), self.text_model, params)
         if not context:
-            said = " / ".join(line for line in self.library.log if _SAID.search(line)) or self.library.reason()
+            said = " / ".join(line for line in self.library.log.lines if _SAID.search(line)) or self.library.reason()
             if _UNKNOWN.search(said):
                 raise UnknownError(f"this libmtmd knows no projector {self.load.projector}")
             raise UsageError(f"libmtmd cannot load the projector: {said}")

@@ -61,7 +61,7 @@ def reply(e: Encoder, ask: Mapping[str, Any]) -> dict[str, Any]:
     """Answer a request for a run or a relation."""
     if e.library.absent:
         return {"unsupported": e.library.absent}
-    e.library.log.clear()
+    e.library.log.lines.clear()
     try:
         with e.clean():
             return _relation(e, ask["relation"], Path(ask["folder"])) if "relation" in ask else _run(e, ask)

@@ -174,7 +174,7 @@ def coupled(harness: Harness) -> Iterator[Comparison]:
     try:
         context.feed(((0, 1), harness.tokens(PROMPT)))
     except UsageError:
-        why = next((line for line in harness.library.log if _COUPLED in line), "")
+        why = next((line for line in harness.library.log.lines if _COUPLED in line), "")
         if context.kind == "recurrent" and why:
             raise RefusedError(why) from None
         raise

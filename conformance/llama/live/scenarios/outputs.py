@@ -87,7 +87,7 @@ def greedy(harness: Harness) -> Iterator[Comparison]:
     context, control = harness.context(), harness.context()
     if not call("set_sampler")(context.pointer, 0, chain):
         raise RefusedError("llama_set_sampler returned false")
-    if left := [line for line in harness.library.log if LEFT in line]:
+    if left := [line for line in harness.library.log.lines if LEFT in line]:
         raise RefusedError(left[-1])
     token = harness.tokens(PROMPT)
     found, expected = [], []
