@@ -29,7 +29,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from conformance.ggml.lib import files, library
+from conformance.ggml.lib import devices, files, library
 from conformance.ggml.lib.layout import CType, Signatures
 
 if sys.version_info >= (3, 11):
@@ -209,11 +209,14 @@ def trace() -> None:
                     setattr(to, name, Traced(function, prefix + name, note))
             return lacking
 
-        def registry_function(self, registry: int, name: str, result: CType, *arguments: CType) -> CType:
-            function = super().registry_function(registry, name, result, *arguments)
-            return Traced(function, name, note) if function else None
+    own = devices.Registry.function
+
+    def function_of(registry: devices.Registry, name: str, result: CType, *arguments: CType) -> CType:
+        function = own(registry, name, result, *arguments)
+        return Traced(function, name, note) if function else None
 
     library.Library = Watched  # type: ignore[misc]  # what is imported later takes it from there
+    devices.Registry.function = function_of  # type: ignore[assignment, method-assign]
     _trace_lazy(hooks)
 
 

@@ -22,6 +22,7 @@ from conformance.ggml.arithmetic import EXACT, GGML_CPU, UNDECLARED, Arithmetic,
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.context import refusal
+from conformance.ggml.lib.devices import Device
 from conformance.ggml.lib.driver import driver_of
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
@@ -128,43 +129,43 @@ class GgmlBackend(Backend):
         self._named = bool(lib)
         self._ggml = library.ggml
         self._server = attach(library, rpc)
-        parts = [library.device(name) for name in (device or "CPU").split("+")]
+        parts = [library.devices.by_name(name) for name in (device or "CPU").split("+")]
         self._device = parts[0]
-        self._name = "+".join(self._ggml.backend_dev_name(part).decode() for part in parts)
+        self._name = "+".join(part.name for part in parts)
         self._splits = len(parts) > 1
-        self._buft: int = self._ggml.backend_dev_buffer_type(self._device)
-        self._bufts = library.buffer_types(self._device)
+        self._buft = self._device.buffer_type
+        self._bufts = self._device.buffer_types()
         if buffer and buffer not in self._bufts:
             raise UsageError(
                 f"ggml: buffer {buffer!r} is unknown to device {self._name} of {library.title}; "
                 f"its buffer types: {', '.join(self._bufts)}"
             )
         self._weights = self._bufts[buffer] if buffer else self._buft
-        self._cpu = library.device("CPU") if mode == "sched" else 0
-        self.by_case = self._cpu not in (0, self._device)
+        self._cpu = library.devices.by_name("CPU") if mode == "sched" else None
+        self.by_case = self._cpu not in (None, self._device)
         self._split: tuple[Case, list[frozenset[Tensor]] | None] | None = None
         """The last queried case, and the device's nodes in it."""
         self._profile = profile_of(profile, self) if profile else None
-        on_host = self._server is None and library.device_type(self._device) == "CPU"
+        on_host = self._server is None and self._device.type == "CPU"
         self.threads = self._threads if on_host and mode == "graph" else None
         if self._server is None and not on_host:
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
-        self.fragile = library.software(self._device)
+        self.fragile = self._device.software
         # with a scheduler, too: ggml-opencl's buffer types answer nothing before, they read a null pointer
-        self._backend: int | None = library.start(self._device, self._threads, ref=self._ref)
+        self._backend: int | None = self._device.start(self._threads, ref=self._ref)
 
     def info(self) -> DeviceInfo:
         """Return the library's version, its device, and the CPU features it uses."""
-        lib, g = self._library, self._ggml
-        description = lib.description(self._device)
-        versions = {"ggml": lib.version, "backend API": str(lib.api_version(self._device))}
+        lib, g, device = self._library, self._ggml, self._device
+        description = device.description
+        versions = {"ggml": lib.version, "backend API": str(device.registry.api_version)}
         if lib.files and self._named:
             versions |= {"library": str(lib.files[0]), **lib.made}
-        if self._server is None and lib.device_type(self._device) != "CPU" and (driver := driver_of(description)):
+        if self._server is None and device.type != "CPU" and (driver := driver_of(description)):
             versions["driver"] = driver
         if g.commit is not None and g.commit() != b"unknown":
             versions["commit"] = g.commit().decode()
-        features = " ".join(lib.features(self._device))
+        features = " ".join(device.features())
         return DeviceInfo("ggml", self._name, f"{description} ({features})" if features else description, {**versions})
 
     def buffer_types(self) -> Sequence[BufferType]:
@@ -184,7 +185,7 @@ class GgmlBackend(Backend):
         """
         if self._profile is not None:
             return self._profile
-        if self._server is not None or self._library.device_type(self._device) == "CPU":
+        if self._server is not None or self._device.type == "CPU":
             return cpu_arithmetic(self._library, self._threads, ref=self._ref)
         if self._products == EXACT.products:
             return UNDECLARED if self._stored == EXACT else self._stored
@@ -202,7 +203,7 @@ class GgmlBackend(Backend):
         if self._splits:
             return [no(f"{self._name}: llama.cpp splits the tensors of its models only")] * len(graph)
         own = self._supported(graph, self._device, self._name)
-        if not self._cpu:
+        if self._cpu is None:
             return own
         behind = self._supported(graph, self._cpu, "CPU")
         return [s or b for s, b in zip(own, behind, strict=True)]
@@ -235,11 +236,11 @@ class GgmlBackend(Backend):
 
     def _on_device(self, case: Case) -> list[frozenset[Tensor]] | None:
         """Return each step's nodes that the scheduler gives to the device; None if unknown."""
-        if not self.by_case:
+        if self._cpu is None or not self.by_case:
             return None
         if self._split is None or self._split[0] is not case:
             found: list[frozenset[Tensor]] | None = None
-            with suppress(BackendError), closing(self._scheduled(SplitSession, case)) as session:
+            with suppress(BackendError), closing(self._scheduled(SplitSession, case, self._cpu)) as session:
                 found = [session.on_device(s.graph, s.outputs) for s in case.steps]
             self._split = case, found
         return self._split[1]
@@ -258,7 +259,7 @@ class GgmlBackend(Backend):
         )
         return [YES if s else no(f"{why} refuses {_spell(n)}") for n, s in zip(graph, answers, strict=True)]
 
-    def _supported(self, graph: Graph, device: int, name: str) -> list[Support]:
+    def _supported(self, graph: Graph, device: Device, name: str) -> list[Support]:
         library, tensors = self._library, graph.tensors()
         lacking: dict[Tensor, str] = {}
         """Tensor that this library cannot represent -> the reason."""
@@ -267,7 +268,7 @@ class GgmlBackend(Backend):
             if reason := refusal(library, t) or library.too_old(t) or next(below, ""):
                 lacking[t] = reason
         with addresses(library, [t for t in tensors if t not in lacking]) as at:
-            taken = {n for n in graph if n in at and self._ggml.backend_dev_supports_op(device, at[n])}
+            taken = {n for n in graph if n in at and device.supports_op(at[n])}
         refuses = f"ggml_backend_dev_supports_op of {name} (ggml {library.version}) refuses"
         return [YES if n in taken else no(lacking.get(n) or f"{refuses} {_spell(n)}") for n in graph]
 
@@ -276,8 +277,8 @@ class GgmlBackend(Backend):
 
         BackendError for no memory, or a tensor that this version of ggml cannot represent.
         """
-        if self._cpu:
-            return self._scheduled(SchedSession, case)
+        if self._cpu is not None:
+            return self._scheduled(SchedSession, case, self._cpu)
         if self.threads is None:  # as a scheduler asks: ggml-opencl loads kernels of ARGSORT when it is asked
             for step in case.steps:
                 self.supports(step.graph)
@@ -286,11 +287,11 @@ class GgmlBackend(Backend):
         backend, clock = self._backend or 0, clock_of(self.threads)
         return kind(self._library, self._name, backend, self._buft, case, places, notes, self._memory, clock)
 
-    def _scheduled(self, kind: type[_S], case: Case) -> _S:
+    def _scheduled(self, kind: type[_S], case: Case, cpu: Device) -> _S:
         return kind(
             self._library,
             self._device,
-            self._cpu,
+            cpu,
             list(self._bufts.values()),
             self._weights,
             case,
@@ -316,7 +317,7 @@ def _load(lib: str, threads: int, variant: str) -> Library:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     library = Library(lib)
     if variant:
-        library.load_variant(variant)
+        library.devices.load_variant(variant)
     return library
 
 
@@ -334,7 +335,7 @@ def cpu_arithmetic(library: Library, threads: int = 1, *, ref: bool = False) -> 
     that of `from_float` for values between two steps. `probe` finds the
     rows that FLASH_ATTN_EXT sums in F32, and whether its threads share cells; with `ref` neither is so.
     """
-    cpu = library.device("CPU")
+    cpu = library.devices.by_name("CPU")
     step = 0 if ref else flash_attn_step(library, cpu, GGML_CPU.flash_attn_tile)
     parts = threads if threads > 1 and not ref and flash_attn_splits(library, cpu) else 1
     tile = GGML_CPU.flash_attn_tile if step else 0

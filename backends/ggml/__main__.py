@@ -10,12 +10,11 @@ from conformance.ggml.lib.library import Library
 def main() -> None:
     """Print a line per device of the library named by the first argument, or of the wheel's."""
     library = Library(sys.argv[1] if len(sys.argv) > 1 else "")
-    library.load_devices()
+    library.devices.load_all()
     sys.stdout.write(f"{library.title}\n")
-    for name, device in library.devices().items():
-        description = library.ggml.backend_dev_description(device).decode(errors="replace")
-        kinds = ", ".join(library.buffer_types(device))
-        sys.stdout.write(f"  {name} ({library.device_type(device)}): {description}; buffer types: {kinds}\n")
+    for name, device in library.devices.registered().items():
+        kinds = ", ".join(device.buffer_types())
+        sys.stdout.write(f"  {name} ({device.type}): {device.description}; buffer types: {kinds}\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.context import Context
+from conformance.ggml.lib.devices import Device
 from conformance.ggml.lib.layout import USAGE_ANY, USAGE_WEIGHTS
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import VIEW_OPS, Tensor
@@ -42,7 +43,7 @@ class Home:
 
 
 def homes(
-    library: Library, device: int, bufts: Mapping[str, int], weights: int, case: Case
+    library: Library, device: Device, bufts: Mapping[str, int], weights: int, case: Case
 ) -> tuple[dict[Tensor, Home], list[str]]:
     """Return the place of each persistent tensor: as the case requires, else `weights`.
 
@@ -72,7 +73,7 @@ def homes(
 
 
 def sched_homes(
-    library: Library, device: int, cpu: int, bufts: Sequence[int], weights: int, case: Case
+    library: Library, device: Device, cpu: Device, bufts: Sequence[int], weights: int, case: Case
 ) -> tuple[dict[Tensor, Home], list[str]]:
     """Return where llama.cpp would place each persistent tensor for a device and the CPU.
 
@@ -80,15 +81,14 @@ def sched_homes(
     only if they have `must`. Returns the homes, and one note for each weight that is not on the device. BackendError if
     the device itself refuses a use of a tensor that must be where the case requires.
     """
-    g = library.ggml
-    here, there = g.backend_dev_buffer_type(device), g.backend_dev_buffer_type(cpu)
+    here, there = device.buffer_type, cpu.buffer_type
     caches = frozenset(case.caches())
     readers: dict[Tensor, set[str]] = {t: set() for t in case.persistent}
     refused: dict[Tensor, str] = {}
     with _empty(library, [weights]) as empty:
         for t, at in _each_tensor(library, case):
             lasting = len(case.steps) > 1 and t.op in CACHE_WRITERS
-            if t.root in readers and not lasting and not g.backend_dev_supports_op(device, at[t]):
+            if t.root in readers and not lasting and not device.supports_op(at[t]):
                 refused.setdefault(t.root, f"which refuses {t.op} into it")
             for i, w in enumerate(t.src):
                 if w is None or w.root not in readers or w.root in caches:
@@ -112,11 +112,10 @@ def sched_homes(
             _insist(library, device, buft, t, case)
             places[t] = Home(buft, USAGES[p.usage])
             refused.pop(t, None)
-    name = g.backend_dev_name(device).decode()
-    return places, [f"{w.name or w} {w.type} is not on {name}, {why}" for w, why in refused.items()]
+    return places, [f"{w.name or w} {w.type} is not on {device.name}, {why}" for w, why in refused.items()]
 
 
-def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
+def supports(library: Library, device: Device, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
     """Return `ggml_backend_dev_supports_op` per node while `tensor` is in an empty buffer.
 
     BackendError if this version of ggml cannot represent a tensor of `graph`.
@@ -125,7 +124,7 @@ def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Ten
         for t, pointer in at.items():
             if t.root is tensor:
                 library.struct(pointer).buffer = empty[buft]
-        return [bool(library.ggml.backend_dev_supports_op(device, at[node])) for node in graph]
+        return [device.supports_op(at[node]) for node in graph]
 
 
 @contextmanager
@@ -162,7 +161,14 @@ def _empty(library: Library, bufts: Iterable[int]) -> Iterator[dict[int, int]]:
 
 
 def _objection(
-    library: Library, device: int, node: Tensor, i: int, at: Mapping[Tensor, int], buffer: int, *, unseen: bool = True
+    library: Library,
+    device: Device,
+    node: Tensor,
+    i: int,
+    at: Mapping[Tensor, int],
+    buffer: int,
+    *,
+    unseen: bool = True,
 ) -> str:
     """Return why source `i` of a node cannot lie in `buffer`, an empty one; "" if it can.
 
@@ -171,14 +177,14 @@ def _objection(
     weight = node.src[i]
     assert weight is not None
     library.struct(at[weight]).buffer = buffer
-    answer = library.ggml.backend_dev_supports_op(device, at[node])
+    answer = device.supports_op(at[node])
     library.struct(at[weight]).buffer = None
     if not answer:
         return f"which refuses {node.op} on it"
     return f"as src[{i}] of {node.op}, where supports_op does not look" if unseen and i >= LOOKED_AT else ""
 
 
-def _insist(library: Library, device: int, buft: int, t: Tensor, case: Case) -> None:
+def _insist(library: Library, device: Device, buft: int, t: Tensor, case: Case) -> None:
     """Raise BackendError if the device refuses a use of `t` where it must lie."""
     uses = case.uses(t)
     for node, yes in zip(uses, supports(library, device, buft, Graph(uses), t), strict=True):
@@ -188,7 +194,7 @@ def _insist(library: Library, device: int, buft: int, t: Tensor, case: Case) -> 
 
 
 def _refused(
-    library: Library, device: int, special: Mapping[Tensor, int], caches: frozenset[Tensor], case: Case
+    library: Library, device: Device, special: Mapping[Tensor, int], caches: frozenset[Tensor], case: Case
 ) -> dict[Tensor, str]:
     """Return tensors that cannot lie where they should, in the order of `special`, and why."""
     if not special:

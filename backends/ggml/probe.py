@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.case.case import Case, Step
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.devices import Device
 from conformance.ggml.lib.library import Library
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor
@@ -26,20 +27,20 @@ _HALF = 1024
 """Ones of the row; a multiple of the sums that a kernel has side by side."""
 
 
-def flash_attn_step(library: Library, device: int, tokens: int) -> int:
+def flash_attn_step(library: Library, device: Device, tokens: int) -> int:
     """Return the divisor of V's `ne[0]` for which FLASH_ATTN_EXT sums F16 in F32; 0: never."""
     if not _sums_wide(library, device, tokens, STEPS[-1]):
         return 0
     return next(step for step in STEPS if _sums_wide(library, device, tokens, STEPS[-1] + step))
 
 
-def flash_attn_splits(library: Library, device: int) -> bool:
+def flash_attn_splits(library: Library, device: Device) -> bool:
     """Return True if the threads of FLASH_ATTN_EXT share the cells of a token."""
     return _sums_wide(library, device, 1, STEPS[-1], threads=2)
 
 
 @cache  # with a scheduler it is asked for each case
-def flash_attn_weights(library: Library, device: int) -> str:
+def flash_attn_weights(library: Library, device: Device) -> str:
     """Return the type of what FLASH_ATTN_EXT multiplies V by where it sums in F16."""
     weight, v = np.exp(np.float32(-1)), np.linspace(1, 2, STEPS[-1], endpoint=False).astype(np.float16)
     found = _attention(library, device, 1, np.stack([0 * v, v]), np.array([[0, -1]])) * (1 + weight)
@@ -50,7 +51,7 @@ def flash_attn_weights(library: Library, device: int) -> str:
 
 
 @cache
-def mul_mat_sum(library: Library, device: int) -> Mapping[str, str]:
+def mul_mat_sum(library: Library, device: Device) -> Mapping[str, str]:
     """Return types of weights whose products MUL_MAT sums in F16, where 1 + 2^-12 is 1."""
     row, wide = np.repeat([1.0, 2.0**-12], _HALF), _HALF * (1 + 2.0**-12)
     for tokens in (1, 16):
@@ -63,14 +64,14 @@ def mul_mat_sum(library: Library, device: int) -> Mapping[str, str]:
 
 
 @cache
-def _sums_wide(library: Library, device: int, tokens: int, d: int, *, threads: int = 1) -> bool:
+def _sums_wide(library: Library, device: Device, tokens: int, d: int, *, threads: int = 1) -> bool:
     """Return True if the mean of `CELLS` ones, in rows of `d`, is 1; an F16 sum stops halfway."""
     ones = np.ones((CELLS, d))
     return bool(_attention(library, device, tokens, ones, np.zeros((tokens, CELLS)), threads).min() > 0.75)
 
 
 def _attention(
-    library: Library, device: int, tokens: int, cells: NDArray[Any], mask: NDArray[Any], threads: int = 1
+    library: Library, device: Device, tokens: int, cells: NDArray[Any], mask: NDArray[Any], threads: int = 1
 ) -> NDArray[np.float32]:
     """Return the result of FLASH_ATTN_EXT for F16 `cells` of V (n_kv, d) and Q and K of zeros."""
     n_kv, d = cells.shape
@@ -82,16 +83,15 @@ def _attention(
 
 
 def _value(
-    library: Library, device: int, node: Tensor, inputs: Mapping[Tensor, NDArray[Any]], threads: int = 1
+    library: Library, device: Device, node: Tensor, inputs: Mapping[Tensor, NDArray[Any]], threads: int = 1
 ) -> NDArray[np.float32]:
     """Return the F32 values of one node, for values of its F32 and F16 sources."""
     node.flags |= FLAG_COMPUTE
     data = {t: np.ascontiguousarray(a, t.type.dtype).reshape(-1).view(np.uint8) for t, a in inputs.items()}
     case = Case(f"probe/{node.op}@0", {}, [Step(Graph([node]), data, (node,))])
-    backend = library.start(device, threads)
-    buft = library.ggml.backend_dev_buffer_type(device)
+    backend = device.start(threads)
     try:
-        with GgmlSession(library, "CPU", backend, buft, case, {}) as session:
+        with GgmlSession(library, "CPU", backend, device.buffer_type, case, {}) as session:
             return session.compute(case.steps[0].graph, data, (node,))[node].view("<f4")
     finally:
         library.ggml.backend_free(backend)

@@ -16,6 +16,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.context import Context
+from conformance.ggml.lib.devices import Device
 from conformance.ggml.lib.layout import EVAL_CALLBACK
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes
@@ -32,9 +33,9 @@ LEAST_GRAPH = 1024
 class SchedSession(GgmlSession):
     """A case's memory on a device and the CPU, and the scheduler over both.
 
-    `device` (`ggml_backend_dev_t`) comes first; `cpu` equals it to test the CPU itself. Weights lie in `weights` of the
-    device's buffer types `bufts`. With `opaque`, caches are in the device's own state and not read; with `drop` the
-    device's graph lacks the nodes without FLAG_COMPUTE.
+    `device` comes first; `cpu` equals it to test the CPU itself. Weights lie in `weights` of the device's buffer types
+    `bufts`. With `opaque`, caches are in the device's own state and not read; with `drop` the device's graph lacks the
+    nodes without FLAG_COMPUTE.
 
     Raises:
         UnavailableError: a device cannot be initialised.
@@ -46,8 +47,8 @@ class SchedSession(GgmlSession):
     def __init__(
         self,
         library: Library,
-        device: int,
-        cpu: int,
+        device: Device,
+        cpu: Device,
         bufts: Sequence[int],
         weights: int,
         case: Case,
@@ -66,18 +67,17 @@ class SchedSession(GgmlSession):
         self._callback = EVAL_CALLBACK(self._computed)
         self._nothing = Context(library, 0, 1, 1)
         places, notes = sched_homes(library, device, cpu, bufts, weights, case)
-        name = g.backend_dev_name(device).decode()
         self._opaque = frozenset(case.caches()) if opaque else frozenset()
-        super().__init__(library, name, 0, g.backend_dev_buffer_type(device), case, places, notes, memory)
+        super().__init__(library, device.name, 0, device.buffer_type, case, places, notes, memory)
         # A device may store a weight in its own format: reading returns what was written.
         self._persistent.hide(
             {t: data for t, data in case.persistent.items() if t.type.is_quantized and t not in case.caches()}
         )
         try:
-            self._backends = [library.start(d, threads if d == cpu else None) for d in dict.fromkeys((device, cpu))]
-            own = [g.backend_dev_buffer_type(device)]
+            self._backends = [d.start(threads if d == cpu else None) for d in dict.fromkeys((device, cpu))]
+            own = [device.buffer_type]
             if cpu != device:
-                own.append(g.backend_dev_host_buffer_type(device) or g.backend_dev_buffer_type(cpu))
+                own.append(g.backend_dev_host_buffer_type(device.handle) or cpu.buffer_type)
             n = len(self._backends)
             most = max([LEAST_GRAPH, *(8 * len(step.graph.tensors()) for step in case.steps)])
             array = ctypes.c_void_p * n

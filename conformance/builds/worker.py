@@ -33,7 +33,7 @@ def main() -> None:
 def describe(path: Path) -> dict[str, Any]:
     """Return the fields of a build other than name and path; UnavailableError as for `Library`."""
     library = Library(str(path))
-    library.load_devices()
+    library.devices.load_all()
     architectures: list[str] = []
     llama, left_out = True, [*library.left_out, *(f"a device: {text}" for text in library.log.refusals())]
     try:
@@ -46,25 +46,25 @@ def describe(path: Path) -> dict[str, Any]:
     devices = [
         {
             "name": name,
-            "type": library.device_type(device),
-            "description": library.description(device),
-            "software": library.software(device),
-            "buffer_types": list(library.buffer_types(device)),
+            "type": device.type,
+            "description": device.description,
+            "software": device.software,
+            "buffer_types": list(device.buffer_types()),
         }
-        for name, device in library.devices().items()
+        for name, device in library.devices.registered().items()
     ]
-    cpu = next((d for d in library.devices().values() if library.device_type(d) == "CPU"), None)
+    cpu = next((d for d in library.devices.registered().values() if d.type == "CPU"), None)
     return {
         "ggml": library.version,
         "number": number(library),
         "devices": devices,
-        "features": [] if cpu is None else library.features(cpu),
+        "features": [] if cpu is None else cpu.features(),
         "llama": llama,
         "left_out": left_out,
-        "variants": library.variants(),
+        "variants": library.devices.variants(),
         "meta": llama and library.ggml.backend_meta_device is not None,
         "architectures": architectures,
-        "server": library.registry("RPC") is not None and program(library.folder, RPC_SERVERS) is not None,
+        "server": library.devices.reg_by_name("RPC") is not None and program(library.folder, RPC_SERVERS) is not None,
     }
 
 

@@ -30,6 +30,7 @@ from conformance.ggml.errors import BackendError, GraphError, UnavailableError, 
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib import layout
 from conformance.ggml.lib.context import sub_op
+from conformance.ggml.lib.devices import Device
 from conformance.ggml.lib.layout import FROM_FLOAT
 from conformance.ggml.lib.library import Library, tensor_layout, unary_ids
 from conformance.ggml.ops.build import Builder
@@ -227,7 +228,7 @@ def test_info_says_what_executes(backend: GgmlBackend) -> None:
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other machines have other kernels")
 def test_tiles_of_attention_are_computed(library: Library) -> None:
     """The probe finds F32 sums in the pinned wheel for rows of any length from 64 tokens on, and none for fewer."""
-    cpu = library.device("CPU")
+    cpu = library.devices.by_name("CPU")
     assert flash_attn_step(library, cpu, 64) == 1
     assert flash_attn_step(library, cpu, 63) == 0
 
@@ -237,7 +238,7 @@ def test_arithmetic_in_f16_is_recognised(
     library: Library, monkeypatch: pytest.MonkeyPatch, width: str, sums: dict[str, str]
 ) -> None:
     """The probes recognise a device that multiplies and sums in F16, and one that does so in F32."""
-    cpu = library.device("CPU")
+    cpu = library.devices.by_name("CPU")
     declared = Arithmetic("a", flash_attn_sum={"f16": "f16"}, flash_attn_weights=width, sums=width)
     device = CpuBackend().computing_in(declared)
     monkeypatch.setattr(probe, "GgmlSession", lambda *about: device.open(about[4]))
@@ -630,7 +631,7 @@ def test_a_graph_rebuilt_in_the_same_objects_is_built_again() -> None:
 @needs_wheel
 def test_a_device_is_asked_in_the_process_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if another process had asked, and died: ggml-opencl loads kernels when it is asked."""
-    monkeypatch.setattr(Library, "device_type", lambda *_: "GPU")
+    monkeypatch.setattr(Device, "type", "GPU")
     backend = GgmlBackend()
     asked = []
     answer = backend._ggml.backend_dev_supports_op

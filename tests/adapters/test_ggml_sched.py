@@ -21,6 +21,7 @@ from conformance.ggml import types
 from conformance.ggml.arithmetic import EXACT, requantising
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.devices import Device
 from conformance.ggml.lib.library import Library
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, computes, nbytes
@@ -51,13 +52,13 @@ def direct() -> Iterator[GgmlBackend]:
 def test_a_device_is_started_before_its_buffer_types_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """ggml-opencl's buffer types read a null pointer before."""
     started: list[int] = []
-    start = Library.start
+    start = Device.start
 
-    def recorded(library: Library, device: int, threads: int, *, ref: bool = False) -> int:
-        started.append(device)
-        return start(library, device, threads, ref=ref)
+    def recorded(device: Device, threads: int, *, ref: bool = False) -> int:
+        started.append(device.handle)
+        return start(device, threads, ref=ref)
 
-    monkeypatch.setattr(Library, "start", recorded)
+    monkeypatch.setattr(Device, "start", recorded)
     with closing(GgmlBackend(mode="sched")):
         assert len(started) == 1
 
@@ -115,8 +116,8 @@ def test_weights_and_caches_lie_where_llama_cpp_puts_them(sched: GgmlBackend) ->
     """The token embedding leaves the device, which says so; other weights have usage WEIGHTS, caches have none."""
     case = models.make(TRAJECTORY)
     library = sched._library
-    cpu = library.device("CPU")
-    default = library.ggml.backend_dev_buffer_type(cpu)
+    cpu = library.devices.by_name("CPU")
+    default = cpu.buffer_type
     homes, notes = sched_homes(library, cpu, cpu, [default], default, case)
     caches = set(case.caches())
     assert {homes[t].usage for t in caches} == {USAGES["any"]}
@@ -138,9 +139,9 @@ def test_opaque_caches_are_said_to_be(direct: GgmlBackend) -> None:
 def test_weights_of_a_repacking_buffer_are_read_as_written() -> None:
     """A buffer type of its own for weights goes with the scheduler; what it packs is read as it was written."""
     library = Library()
-    device = library.device("CPU")
-    assert library.device_type(device) == "CPU"
-    if "CPU_REPACK" not in library.buffer_types(device):
+    device = library.devices.by_name("CPU")
+    assert device.type == "CPU"
+    if "CPU_REPACK" not in device.buffer_types():
         pytest.skip("this machine's ggml repacks nothing")
     case = models.make("kv_growth/llama-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=q4_0,run=p5.d1@3")
     backend = GgmlBackend(mode="sched", buffer="CPU_REPACK")
@@ -155,21 +156,19 @@ def test_weights_of_a_repacking_buffer_are_read_as_written() -> None:
 def test_what_is_written_beside_the_device_is_read(sched: GgmlBackend) -> None:
     """A tensor written in place in another host buffer type than the device's reads as it is, not as it was."""
     library = sched._library
-    other = (ctypes.c_void_p * 10).from_buffer_copy(
-        (ctypes.c_void_p * 10).from_address(library.ggml.backend_dev_buffer_type(sched._device))
-    )
+    other = (ctypes.c_void_p * 10).from_buffer_copy((ctypes.c_void_p * 10).from_address(sched._device.buffer_type))
     g = Builder()
     x = g.new_tensor_1d(types.F32, 4)
     node = g.scale_inplace(x, 2.0)
     node.flags |= FLAG_COMPUTE
     case = Case("test/beside@0", {x: np.ones(4, np.float32).view(np.uint8)}, [Step(Graph([node]), {}, (node,))])
-    device = library.ggml.backend_dev_init(sched._device, None)
+    backend = sched._device.start()
     homes = {x: Home(ctypes.addressof(other), USAGES["any"])}
-    default = library.ggml.backend_dev_buffer_type(sched._device)
-    with GgmlSession(library, "CPU", device, default, case, homes) as session:
+    default = sched._device.buffer_type
+    with GgmlSession(library, "CPU", backend, default, case, homes) as session:
         session.compute(case.steps[0].graph, {}, (node,))
         assert session.read(x).view(np.float32).tolist() == [2.0] * 4
-    library.ggml.backend_free(device)
+    library.ggml.backend_free(backend)
 
 
 def test_a_weight_that_must_lie_elsewhere_does() -> None:
@@ -220,7 +219,7 @@ def test_graphs_of_equal_sizes_that_read_other_nodes_share_no_plan(sched: GgmlBa
 def test_the_split_that_is_asked_for_is_the_one_that_runs(sched: GgmlBackend) -> None:
     """With nothing in its memory the scheduler gives each node of each step to what computes it, and none runs."""
     case = models.make(TRAJECTORY)
-    with closing(sched._scheduled(SplitSession, case)) as session:
+    with closing(sched._scheduled(SplitSession, case, sched._device)) as session:
         split = [session.on_device(s.graph, s.outputs) for s in case.steps]
     assert split == [frozenset(n for n in s.graph if computes(n)) for s in case.steps]
     assert sum(map(len, split)) == played(sched, case)[2].nodes
@@ -233,7 +232,7 @@ def _shared(monkeypatch: pytest.MonkeyPatch, *on_device: Tensor) -> GgmlBackend:
     own = backend._supported
     refuses = no("it has no GELU")
 
-    def supported(graph: Graph, device: int, name: str) -> list[Support]:
+    def supported(graph: Graph, device: Device, name: str) -> list[Support]:
         answers = own(graph, device, name)
         return [refuses if n.op == "UNARY" and name != "CPU" else a for n, a in zip(graph, answers, strict=True)]
 
@@ -310,7 +309,7 @@ def test_few_nodes_at_a_time_read_rows_as_they_are(
 def test_a_weight_whose_views_only_get_rows_reads_leaves_the_device(sched: GgmlBackend, whole: bool) -> None:
     """llama.cpp places it before it knows any view."""
     library = sched._library
-    cpu = library.device("CPU")
-    default = library.ggml.backend_dev_buffer_type(cpu)
+    cpu = library.devices.by_name("CPU")
+    default = cpu.buffer_type
     _, notes = sched_homes(library, cpu, cpu, [default], default, _embedded(3, whole=whole))
     assert notes == ["token_embd.weight q4_0 is not on CPU, as only GET_ROWS reads it"]

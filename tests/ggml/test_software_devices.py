@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
-from conformance.ggml.lib.library import Library
+from conformance.ggml.lib.devices import Devices
+from conformance.ggml.lib.layout import DEVICE_TYPES, OlderProps
+from conformance.ggml.lib.log import Log
 
 PROCESSOR = "AMD EPYC 9B14"
 
 
-class _Described(Library):
-    """Two devices of a library, of which one is the processor."""
-
-    def __init__(self, type_: str, description: str) -> None:
-        self._devices = [("CPU", PROCESSOR), (type_, description)]
-
-    def devices(self) -> dict[str, int]:
-        return {f"device {i}": i for i in range(len(self._devices))}
-
-    def device_type(self, device: int) -> str:
-        return self._devices[device][0]
-
-    def description(self, device: int) -> str:
-        return self._devices[device][1]
+def _devices(*described: tuple[str, str]) -> Devices:
+    """Return the devices of a ggml that has these types and descriptions."""
+    ggml = SimpleNamespace(
+        backend_dev_count=lambda: len(described),
+        backend_dev_get=lambda i: i,
+        backend_dev_name=lambda i: f"device {i}".encode(),
+        backend_dev_type=lambda i: DEVICE_TYPES.index(described[i][0]),
+        backend_dev_description=lambda i: described[i][1].encode(),
+        backend_dev_get_props=lambda _, at: ctypes.memset(at, 0, 2 * ctypes.sizeof(OlderProps)),
+    )
+    return Devices(ggml, "ggml", Path(), Log())
 
 
 @pytest.mark.parametrize(
@@ -38,4 +41,4 @@ class _Described(Library):
 )
 def test_a_device_with_the_processors_name_is_emulated(type_: str, description: str, *, emulated: bool) -> None:
     """Intel's OpenCL runtime calls its device as the processor is called, and gets the limits of an emulation."""
-    assert _Described(type_, description).software(1) is emulated
+    assert _devices(("CPU", PROCESSOR), (type_, description)).at(1).software is emulated

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,31 +12,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from conformance.ggml.errors import GraphError, UnavailableError, UsageError
+from conformance.ggml.errors import GraphError, UnavailableError
 from conformance.ggml.quants.order import swapped
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, f32_bits
 from conformance.ggml.types import F16, F32, GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 
-from .files import files_of, find, is_named, load, loaded, named, open_library, part, plugins, runs_here
+from .devices import Devices
+from .files import files_of, find, is_named, load, loaded, named, open_library, part, plugins
 from .layout import (
-    DEVICE_TYPES,
-    FIRST_DEVICE_TYPES,
     GGML,
     LEFT_OUT,
-    OLDER_DEVICE_TYPES,
     OLDER_NAMES,
     OLDEST,
     OPTIONAL,
     CpuTypeTraits,
-    CType,
-    Feature,
     InitParams,
     Layout,
-    OlderProps,
     Signatures,
     TypeTraits,
     ids,
-    last_written,
     layouts,
     mismatch,
     type_ids,
@@ -45,16 +38,6 @@ from .layout import (
 from .log import Log
 from .made import notes
 from .since import unknown_use
-
-_VARIANT = "ggml-cpu-"
-"""Prefix of a CPU library's name in a build with several."""
-_REPAIRED = re.compile(r"libggml-(?!base-|cpu-)\w+-[0-9a-f]{8}\.so.*")
-"""A device library that auditwheel renamed."""
-
-_SOFTWARE = re.compile(
-    r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render|, a cpu called", re.IGNORECASE
-)
-"""Pattern for the description of a device that is emulated on the CPU."""
 
 _P = ctypes.c_void_p
 _ENVIRONMENT = {
@@ -123,6 +106,7 @@ class Library:
         """Sentences about missing functions and the tests that are skipped for that reason."""
         self.ggml.log_set(ctypes.cast(self.log.callback, _P), None)
         self._probe()
+        self.devices = Devices(self.ggml, self.title, self.plugins, self.log)
 
     def _bind(self, to: SimpleNamespace, prefix: str, signatures: Signatures) -> list[str]:
         """Bind functions into `to`, None for a missing one; return the missing symbols."""
@@ -189,7 +173,6 @@ class Library:
         self.sub_ops["UNARY"][1].update(unary_ids(self))
         self.flags_compute = marks_computed(self)
         """True if ggml skips nodes without FLAG_COMPUTE."""
-        self._loaded = False
         self._symbols: dict[str, bool] = {}
         """Requested symbol -> True if the library exports it."""
 
@@ -222,6 +205,22 @@ class Library:
         if type_.name in self.types:
             return ""
         return f"type {type_} {self.other_types[type_.name]} (ggml {self.version})"
+
+    def cpu_traits(self) -> dict[str, tuple[TypeTraits, CpuTypeTraits]]:
+        """Return type -> CPU traits; empty if the library does not export them."""
+        cpu, traits = self.ggml.get_type_traits_cpu, self.ggml.get_type_traits
+        if cpu is None and hasattr(os, "RTLD_NOLOAD"):
+            handles = (loaded(path) for path in sorted(self.plugins.glob("libggml-cpu*.so")))
+            cpu = next((f for h in handles if (f := getattr(h, "ggml_get_type_traits_cpu", None)) is not None), None)
+            if cpu is not None:
+                cpu.restype, cpu.argtypes = OPTIONAL["get_type_traits_cpu"]
+        if cpu is None:
+            return {}
+        none = TypeTraits()
+        return {
+            name: (none if traits is None else TypeTraits.from_address(traits(i)), CpuTypeTraits.from_address(cpu(i)))
+            for name, i in self.types.items()
+        }
 
     # tensors
 
@@ -275,188 +274,6 @@ class Library:
         if data.size:
             data = np.ascontiguousarray(swapped(data, self.leaf(pointer)) if _SWAPS else data)
             self.ggml.backend_tensor_set(pointer, data.__array_interface__["data"][0], 0, data.nbytes)
-
-    # devices
-
-    def devices(self) -> dict[str, int]:
-        """Return name -> handle of every device registered so far."""
-        g = self.ggml
-        handles = [g.backend_dev_get(i) for i in range(g.backend_dev_count())]
-        return {g.backend_dev_name(h).decode(): h for h in handles}
-
-    def device(self, name: str) -> int:
-        """Return the device called `name` (case-insensitive), loading device libraries if needed.
-
-        UsageError lists the devices and the library's messages on loading.
-        """
-        for attempt in range(2):
-            devices = self.devices()
-            for label, handle in devices.items():
-                if label.lower() == name.lower():
-                    return handle
-            if attempt == 0:
-                self.load_devices()
-        reasons = self.log.refusals()
-        raise UsageError(
-            f"ggml: device {name!r} is unknown to {self.title}; its devices: {', '.join(devices) or 'none'}"
-            + (f"; it said: {'; '.join(reasons)}" if reasons else "")
-        )
-
-    def load_devices(self) -> None:
-        """Load the folder's device libraries, once, if this ggml can."""
-        load, load_all = self.ggml.backend_load, self.ggml.backend_load_all_from_path
-        if self._loaded or load is None or load_all is None:
-            return
-        self._loaded = True
-        load_all(os.fsencode(self.plugins))
-        # ggml loads the names of its own build only; a renamed library loads only if it has variants, as the CPU has
-        for path in sorted(self.plugins.iterdir()):
-            if _REPAIRED.fullmatch(path.name) and not hasattr(loaded(path), "ggml_backend_score"):
-                load(os.fsencode(path))
-
-    def variants(self) -> list[str]:
-        """Return the folder's CPU libraries that this processor can execute, such as `haswell`.
-
-        There is none if the CPU is built into ggml. They stay loaded, so `cpu_traits` is of no use afterwards.
-        """
-        paths = sorted(self.plugins.glob(f"lib{_VARIANT}*.so"))
-        return [path.stem.removeprefix(f"lib{_VARIANT}") for path in paths if runs_here(path)]
-
-    def load_variant(self, name: str) -> None:
-        """Load the CPU library called `name` even if another one fits this processor better.
-
-        UsageError if it is not there or this ggml has a CPU already; UnavailableError if this processor cannot execute
-        it.
-        """
-        path = self.plugins / f"lib{_VARIANT}{name}.so"
-        if not path.is_file() or self.ggml.backend_load is None:
-            there = sorted(p.name for p in self.plugins.glob(f"lib{_VARIANT}*.so"))
-            raise UsageError(f"ggml: variant={name}: {path} expected; found: {', '.join(there) or 'none'}")
-        if "CPU" in self.devices():
-            raise UsageError(f"ggml: variant={name}: {self.title} has a CPU already, which it cannot unload")
-        if not runs_here(path) or not self.ggml.backend_load(os.fsencode(path)):
-            raise UnavailableError(f"ggml: variant={name} of {self.title}: this processor cannot execute it")
-
-    def registry(self, name: str) -> int | None:
-        """Return the handle of a registry such as `RPC`, loading device libraries, or None."""
-        if self.ggml.backend_reg_by_name is None:
-            return None
-        found: int | None = self.ggml.backend_reg_by_name(name.encode())
-        if not found:
-            self.load_devices()
-            found = self.ggml.backend_reg_by_name(name.encode())
-        return found or None
-
-    def device_type(self, device: int) -> str:
-        """Return the device type from `enum ggml_backend_dev_type`, as `CPU` or `type N`."""
-        i, known = self.ggml.backend_dev_type(device), DEVICE_TYPES
-        if self.older_props(device) is not None:
-            cpu = self.ggml.backend_dev_by_name(b"CPU")
-            first = bool(cpu) and self.ggml.backend_dev_type(cpu) == len(OLDER_DEVICE_TYPES) - 1
-            known = FIRST_DEVICE_TYPES if first else OLDER_DEVICE_TYPES
-        return known[i] if 0 <= i < len(known) else f"type {i}"
-
-    def older_props(self, device: int) -> OlderProps | None:
-        """Return the device's properties if this ggml has the older struct, else None."""
-        fill, props = self.ggml.backend_dev_get_props, OlderProps()
-        size = ctypes.sizeof(props)
-        if last_written(lambda at: fill(device, at), 4 * size) > size:
-            return None
-        fill(device, ctypes.addressof(props))
-        return props
-
-    def start(self, device: int, threads: int | None = None, *, ref: bool = False) -> int:
-        """Return a new `ggml_backend_t` of the device with `threads` threads, or its default.
-
-        UnavailableError if it cannot be initialised; UsageError if it has no setting for several threads, or for `ref`.
-        """
-        backend: int | None = self.ggml.backend_dev_init(device, None)
-        name = self.ggml.backend_dev_name(device).decode()
-        if not backend:
-            raise UnavailableError(f"ggml: device {name} of {self.title} cannot be initialised")
-        if ref:
-            use_ref = self.device_function(device, "ggml_backend_cpu_set_use_ref", None, _P, ctypes.c_bool)
-            if use_ref is None:
-                self.ggml.backend_free(backend)
-                raise UsageError(f"ggml: device {name} has no ggml_backend_cpu_set_use_ref, ref=on found")
-            use_ref(backend, True)
-        if threads is None:
-            return backend
-        set_threads = self.device_function(device, "ggml_backend_set_n_threads", None, _P, ctypes.c_int)
-        if set_threads is not None:
-            set_threads(backend, threads)
-        elif threads > 1:
-            self.ggml.backend_free(backend)
-            raise UsageError(f"ggml: device {name} has no threads to set, threads={threads} found")
-        return backend
-
-    def device_function(self, device: int, name: str, result: CType, *arguments: CType) -> CType:
-        """Return a function by `ggml_backend_reg_get_proc_address`, or None if the device lacks it."""
-        return self.registry_function(self.ggml.backend_dev_backend_reg(device), name, result, *arguments)
-
-    def registry_function(self, registry: int, name: str, result: CType, *arguments: CType) -> CType:
-        """Return a registry's function by `ggml_backend_reg_get_proc_address`, or None."""
-        address = self.ggml.backend_reg_get_proc_address(registry, name.encode())
-        return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
-
-    def buffer_types(self, device: int) -> dict[str, int]:
-        """Return name -> handle of a device's default, host and extra buffer types."""
-        g = self.ggml
-        props = self.older_props(device)
-        # the first versions with devices call a function that a device without a host buffer lacks
-        host = None if props is not None and not props.host_buffer else g.backend_dev_host_buffer_type(device)
-        handles = [g.backend_dev_buffer_type(device), host]
-        extra = self.device_function(device, "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(_P), _P)
-        array = extra(device) if extra is not None else None
-        while array and array[len(handles) - 2]:
-            handles.append(array[len(handles) - 2])
-        return {g.backend_buft_name(b).decode(): b for b in handles if b}
-
-    def features(self, device: int) -> list[str]:
-        """Return a device's features, such as `AVX2` or `LLAMAFILE`; `NAME=value` if not a flag."""
-        function = self.device_function(device, "ggml_backend_get_features", ctypes.POINTER(Feature), _P)
-        array = None if function is None else function(self.ggml.backend_dev_backend_reg(device))
-        out: list[str] = []
-        while array and array[len(out)].name:
-            name, value = array[len(out)].name.decode(), array[len(out)].value.decode()
-            out.append(name if value == "1" else f"{name}={value}")
-        return out
-
-    def description(self, device: int) -> str:
-        """Return the device's description, such as a processor's name."""
-        return str(self.ggml.backend_dev_description(device).decode(errors="replace"))
-
-    def software(self, device: int) -> bool:
-        """Return True if a driver such as llvmpipe or pocl emulates the device on the CPU.
-
-        Some drivers, such as Intel's OpenCL runtime, name the processor.
-        """
-        if self.device_type(device) == "CPU":
-            return False
-        named = self.description(device)
-        return _SOFTWARE.search(named) is not None or named in {
-            self.description(d) for d in self.devices().values() if self.device_type(d) == "CPU"
-        }
-
-    def api_version(self, device: int) -> int:
-        """Return `ggml_backend_reg.api_version` of the device's registry."""
-        return ctypes.c_int.from_address(self.ggml.backend_dev_backend_reg(device)).value
-
-    def cpu_traits(self) -> dict[str, tuple[TypeTraits, CpuTypeTraits]]:
-        """Return type -> CPU traits; empty if the library does not export them."""
-        cpu, traits = self.ggml.get_type_traits_cpu, self.ggml.get_type_traits
-        if cpu is None and hasattr(os, "RTLD_NOLOAD"):
-            handles = (loaded(path) for path in sorted(self.plugins.glob("libggml-cpu*.so")))
-            cpu = next((f for h in handles if (f := getattr(h, "ggml_get_type_traits_cpu", None)) is not None), None)
-            if cpu is not None:
-                cpu.restype, cpu.argtypes = OPTIONAL["get_type_traits_cpu"]
-        if cpu is None:
-            return {}
-        none = TypeTraits()
-        return {
-            name: (none if traits is None else TypeTraits.from_address(traits(i)), CpuTypeTraits.from_address(cpu(i)))
-            for name, i in self.types.items()
-        }
 
     def close(self) -> None:
         """Restore the library's own logging; it stays loaded, as ggml cannot be unloaded safely."""

@@ -65,7 +65,7 @@ class Llama(Library):
         if self.ggml.set_abort_callback is not None:
             self.ggml.set_abort_callback(self._abort_callback)
         self.llama.backend_init()
-        self.load_devices()
+        self.devices.load_all()
 
     def architectures(self) -> list[str]:
         """Return the names of all its architectures; none without `llm_arch_name`, as on Windows."""

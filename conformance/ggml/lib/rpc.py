@@ -191,8 +191,8 @@ def connect(library: Library, endpoint: str, server: Server | None = None) -> in
 
     `server` is given if it was started here. UnavailableError if the library has no RPC or the server no device.
     """
-    rpc = library.registry("RPC")
-    add = None if rpc is None else library.registry_function(rpc, "ggml_backend_rpc_add_server", _P, ctypes.c_char_p)
+    rpc = library.devices.reg_by_name("RPC")
+    add = None if rpc is None else rpc.function("ggml_backend_rpc_add_server", _P, ctypes.c_char_p)
     if add is None:
         raise UnavailableError(f"ggml: rpc: {library.title} has no RPC device; a build with libggml-rpc expected")
     registry: int | None = add(endpoint.encode())

@@ -86,21 +86,21 @@ def interface(library: Library) -> Interface:
     The pointers behind tables of the CPU are checked: to its registry, its device and its buffer type.
     """
     g = library.ggml
-    cpu = library.device("CPU")
-    api = library.api_version(cpu)
+    cpu = library.devices.by_name("CPU")
+    api = cpu.registry.api_version
     known = sorted({i.api for i in INTERFACES})
     if api not in known:
         raise UnavailableError(
             f"{library.title} has version {api} of ggml's backend interface, one of "
             f"{', '.join(map(str, known))} expected: no device of ours can be added to it"
         )
-    buft = g.backend_dev_buffer_type(cpu)
-    backend, buffer = library.start(cpu), g.backend_buft_alloc_buffer(buft, 64)
+    buft = cpu.buffer_type
+    backend, buffer = cpu.start(), g.backend_buft_alloc_buffer(buft, 64)
     try:
         for each in (i for i in INTERFACES if i.api == api):
             behind = (
-                (cpu + 8 * len(DEVICE), g.backend_dev_backend_reg(cpu)),
-                (backend + 8 * (1 + len(each.backend)), cpu),
+                (cpu.handle + 8 * len(DEVICE), cpu.registry.handle),
+                (backend + 8 * (1 + len(each.backend)), cpu.handle),
                 (buffer + 8 * len(each.buffer), buft),
             )
             is_host = _P.from_address(buft + 8 * (len(each.buffer_type) - 1)).value

@@ -73,12 +73,12 @@ def block(data: Bytes, offset: int, stride: int) -> Bytes:
 class Harness:
     """A device with two streams and a buffer, and a buffer of the CPU."""
 
-    def __init__(self, library: Library, device: int, seed: int) -> None:
+    def __init__(self, library: Library, device: str, seed: int) -> None:
         self.g = library.ggml
-        self.device = device
+        self.device = library.devices.by_name(device)
         self.random = np.random.default_rng(seed)
-        self.streams = [library.start(device) for _ in range(2)]
-        own = self.g.backend_dev_buffer_type(device)
+        self.streams = [self.device.start() for _ in range(2)]
+        own = self.device.buffer_type
         cpu = self.g.backend_dev_buffer_type(self.g.backend_dev_by_name(b"CPU"))
         bufts = {"first": own, "second": own, "CPU": cpu}
         self.owners = {name: Owner(library, buft, name, self.random) for name, buft in bufts.items()}
@@ -193,7 +193,7 @@ def _copy_async(h: Harness) -> None:
 
 
 def _event(h: Harness) -> None:
-    event = h.call("backend_event_new", h.device)
+    event = h.call("backend_event_new", h.device.handle)
     if not event:
         raise UnavailableError("the device has no events")
     a, b = h.streams
@@ -228,7 +228,7 @@ WAYS: Mapping[str, Callable[[Harness], None]] = {
 """Name of a kind of transfer -> the function that does it."""
 
 
-def play(library: Library, device: int, way: str, seed: int) -> dict[str, Any]:
+def play(library: Library, device: str, way: str, seed: int) -> dict[str, Any]:
     """Transfer bytes and compare all of them."""
 
     def transfer() -> None:

@@ -101,9 +101,12 @@ def reply(play: Callable[[], object]) -> dict[str, Any]:
     return {"wrong": ""}
 
 
-def serve(play: Callable[[Library, int, str, int], dict[str, Any]]) -> None:
-    """Answer requests, by `play` of library, device, way and seed, until the caller is gone."""
-    opened: list[tuple[Library, int]] = []
+def serve(play: Callable[[Library, str, str, int], dict[str, Any]]) -> None:
+    """Answer requests until the caller is gone.
+
+    `play` gets the library, the name of the device, way and seed.
+    """
+    opened: list[tuple[Library, str]] = []
 
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
@@ -111,7 +114,7 @@ def serve(play: Callable[[Library, int, str, int], dict[str, Any]]) -> None:
                 return play(*opened[-1], header["way"], header["seed"]), ()
             library = Library(header["load"]["lib"])
             attach(library, header["rpc"])
-            opened.append((library, library.device(header["device"] or "CPU")))
+            opened.append((library, library.devices.by_name(header["device"] or "CPU").name))
         except UnavailableError as e:
             return failure(e)
         except ConformanceError as e:

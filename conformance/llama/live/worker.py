@@ -93,8 +93,8 @@ def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any
     except (LacksError, RefusedError) as e:
         return {"unsupported": str(e)}
     models.append(model)
-    devices = map(model.library.device, filter(None, model.device.split("+")))
-    return {"emulated": any(map(model.library.software, devices)), "placed": model.placed()}
+    devices = map(model.library.devices.by_name, filter(None, model.device.split("+")))
+    return {"emulated": any(device.software for device in devices), "placed": model.placed()}
 
 
 def _memory(header: Mapping[str, Any]) -> dict[str, Any]:

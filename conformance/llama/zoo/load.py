@@ -125,7 +125,8 @@ def _devices(library: Llama, names: str, split: Split) -> list[int]:
     for name in filter(None, names.split("+")):
         handles.append(library.ggml.backend_dev_by_name(name.encode()) or 0)
         if not handles[-1]:
-            raise UsageError(f"{library.title} has no device {name!r}; found: {', '.join(library.devices())}")
+            found = ", ".join(library.devices.registered())
+            raise UsageError(f"{library.title} has no device {name!r}; found: {found}")
     if len(handles) > 1 and split.mode == SPLIT_TENSOR and library.ggml.backend_meta_device is None:
         raise UsageError(f"{library.title} cannot split tensors over {names}: it exports no ggml_backend_meta_device")
     return handles

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from backends.ggml import GgmlBackend
+from conformance.ggml.lib.devices import Device
 from conformance.ggml.lib.layout import CTensor
 from conformance.ggml.tensor import FLAG_OUTPUT
 
@@ -64,7 +65,7 @@ class FaultyGgml(GgmlBackend):
     def asked(self, refuses: Callable[[CTensor], bool]) -> None:
         """`supports_op` says no where `refuses` does, and asks no more of a node than this."""
         self._put(
-            self._device, _SUPPORTS_OP, _QUESTION,
+            self._device.handle, _SUPPORTS_OP, _QUESTION,
             lambda real: lambda dev, t: not refuses(CTensor.from_address(t)) and real(dev, t),
         )  # fmt: skip
 
@@ -240,14 +241,18 @@ def _forgets(b: FaultyGgml) -> None:
     b.left(after)
 
 
-def _gpu(b: FaultyGgml) -> None:
-    """No fault: the device says that it is a GPU, of which nobody knows how it rounds."""
+class Gpu(Device):
+    """A device that says that it is a GPU."""
 
-    def gpu(device: int) -> str:
-        del device
+    @property
+    def type(self) -> str:
+        """The device type."""
         return "GPU"
 
-    b._library.device_type = gpu  # type: ignore[method-assign]  # the double's own
+
+def _gpu(b: FaultyGgml) -> None:
+    """No fault: the device says that it is a GPU, of which nobody knows how it rounds."""
+    b._device = Gpu(b._device.devices, b._device.handle)
 
 
 def _coarse(error: float) -> Callable[[FaultyGgml], None]:

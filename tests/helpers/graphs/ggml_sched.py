@@ -45,20 +45,19 @@ class RealScheduler:
 
     def __init__(self, memory: Memory) -> None:
         self.library = library = Library("")
-        g = library.ggml
         self._split_graph = _split_graph(library)
-        self._real = library.device("CPU")
-        self._backend: int = g.backend_dev_init(self._real, None)
+        self._real = library.devices.by_name("CPU")
+        self._backend = self._real.start()
         n = range(len(memory.reads))
         groups = [next(a for a in n if memory.same[b][a]) for b in n]
-        bufts = {a: _copy(g.backend_dev_buffer_type(self._real), _BUFFER_TYPE_WORDS) for a in groups}
+        bufts = {a: _copy(self._real.buffer_type, _BUFFER_TYPE_WORDS) for a in groups}
         self._bufts = [ctypes.addressof(bufts[a]) for a in groups]
         self._supports: Callable[[int, int], bool] = lambda _b, _t: False
         self._kept: list[object] = [bufts]
         self._backends: list[int] = []
         for b in n:
             reads = {self._bufts[a] for a in n if memory.reads[b][a]}
-            device = _copy(self._real, _DEVICE_WORDS)
+            device = _copy(self._real.handle, _DEVICE_WORDS)
             op = _QUESTION(lambda _d, t, b=b: self._supports(b, t))
             buft = _QUESTION(lambda _d, t, reads=reads: t in reads)
             device[_SUPPORTS_OP] = ctypes.cast(op, _P).value

@@ -67,8 +67,7 @@ def _never(_: Function) -> Function:
 def test_a_fault_is_seen(way: str, function: str, fault: Callable[[Function], Function]) -> None:
     """A function that moves other bytes, or none, fails its way."""
     library = Library()
-    device = library.device("CPU")
-    assert play(library, device, way, 1) == {"wrong": ""}
+    assert play(library, "CPU", way, 1) == {"wrong": ""}
     sound, seen = getattr(library.ggml, function), []
 
     def faulty(*arguments: Any) -> Any:  # noqa: ANN401  # as the function
@@ -77,7 +76,7 @@ def test_a_fault_is_seen(way: str, function: str, fault: Callable[[Function], Fu
         return (sound if partial else fault(sound))(*arguments)
 
     setattr(library.ggml, function, faulty)
-    assert play(library, device, way, 1)["wrong"]
+    assert play(library, "CPU", way, 1)["wrong"]
     assert seen
 
 
@@ -86,7 +85,7 @@ def test_a_function_that_a_library_lacks_is_unsupported() -> None:
     """An older ggml has no two-dimensional transfers."""
     library = Library()
     library.ggml.backend_tensor_set_2d = None
-    found = play(library, library.device("CPU"), "set-2d", 1)
+    found = play(library, "CPU", "set-2d", 1)
     assert found == {"unsupported": "this ggml exports no ggml_backend_tensor_set_2d"}
 
 

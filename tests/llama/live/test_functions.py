@@ -18,6 +18,7 @@ from marks import needs_wheel
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.lib.constructors import CONSTRUCTORS
+from conformance.ggml.lib.devices import Registry
 from conformance.ggml.lib.library import Library
 from conformance.judge.verdict import Verdict
 from conformance.llama.live.functions import constructors, files, pools, quantisers, training
@@ -37,12 +38,12 @@ SLOW = ("quantize-iq1_s", "quantize-iq1_m", "quantize-iq2_s", "quantize-iq2_xs",
 def library() -> Library:
     """The wheel's library."""
     found = Library()
-    found.load_devices()
+    found.devices.load_all()
     return found
 
 
 def _wrong(library: Library, way: str) -> str:
-    return str(play(library, library.device("CPU"), way, 1)["wrong"])
+    return str(play(library, "CPU", way, 1)["wrong"])
 
 
 @needs_wheel
@@ -175,7 +176,7 @@ def test_a_constructor_that_a_library_lacks_is_unsupported(library: Library, mon
     """An older library lacks some; the way says which."""
     own = library.function
     monkeypatch.setattr(library, "function", lambda s: None if s == "ggml_roll" else own(s))
-    assert play(library, 0, "new-ROLL", 1) == {"unsupported": "this ggml exports no ggml_roll"}
+    assert play(library, "CPU", "new-ROLL", 1) == {"unsupported": "this ggml exports no ggml_roll"}
 
 
 # quantisers
@@ -344,10 +345,10 @@ def test_a_wrong_reader_or_writer_is_found(library: Library, way: str, monkeypat
 def test_a_thread_that_misses_its_rows_is_found(library: Library, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one of the threads that a graph has more than the one before does nothing, the text names both numbers."""
     threads = [1, 1]
-    own, compute = library.device_function, library.ggml.backend_graph_compute
+    own, compute = Registry.function, library.ggml.backend_graph_compute
 
-    def device_function(device: int, name: str, *rest: Any) -> Any:  # noqa: ANN401  # ctypes' own
-        found = own(device, name, *rest)
+    def function(registry: Registry, name: str, *rest: Any) -> Any:  # noqa: ANN401  # ctypes' own
+        found = own(registry, name, *rest)
         if name != "ggml_backend_set_n_threads" or found is None:
             return found
 
@@ -371,7 +372,7 @@ def test_a_thread_that_misses_its_rows_is_found(library: Library, way: str, monk
         results.update(self.all)
 
     monkeypatch.setattr(pools.Graphs, "__init__", graphs)
-    monkeypatch.setattr(library, "device_function", device_function)
+    monkeypatch.setattr(Registry, "function", function)
     monkeypatch.setattr(library.ggml, "backend_graph_compute", computed)
     text = _wrong(library, way)
     assert f"with {threads[-1]} threads, after one with {threads[-2]}:" in text
@@ -380,10 +381,8 @@ def test_a_thread_that_misses_its_rows_is_found(library: Library, way: str, monk
 @needs_wheel
 def test_a_library_without_pools_is_unsupported(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older library has no thread pools; the way is UNSUPPORTED and says so."""
-    own = library.device_function
-    monkeypatch.setattr(
-        library, "device_function", lambda d, n, *a: None if n == "ggml_threadpool_new" else own(d, n, *a)
-    )
+    own = Registry.function
+    monkeypatch.setattr(Registry, "function", lambda r, n, *a: None if n == "ggml_threadpool_new" else own(r, n, *a))
     with pytest.raises(UnavailableError, match="no functions of thread pools"):
         pools.play(library, pools.POOL, 1)
 

@@ -15,6 +15,7 @@ from marks import needs_wheel
 
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import BackendCrashError, UnavailableError, UsageError
+from conformance.ggml.lib.devices import Registry
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.tables import INTERFACES, Callbacks, interface
 from conformance.judge.verdict import Pair, Result, Verdict
@@ -543,10 +544,10 @@ def test_another_interface_is_refused_with_its_number(monkeypatch: pytest.Monkey
     """So is a known number with another layout."""
     library = Library()
     assert interface(library) in INTERFACES
-    monkeypatch.setattr(library, "api_version", lambda _: 4)
+    monkeypatch.setattr(Registry, "api_version", 4)
     with pytest.raises(UnavailableError, match=r"has version 4 of ggml's backend interface, one of 1, 2, 3 expected"):
         Machine(library)
-    monkeypatch.setattr(library, "api_version", lambda _: 1)
+    monkeypatch.setattr(Registry, "api_version", 1)
     with pytest.raises(UnavailableError, match="function tables of version 1 have an unknown layout"):
         Machine(library)
 

@@ -15,6 +15,7 @@ from backends.ggml.session import GgmlSession, Plan
 from conformance.backend.interface import Backend, Support, no
 from conformance.backend.registry import Spec
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.devices import Devices
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.llama.live.lazy.device import Machine
@@ -70,9 +71,9 @@ def made() -> Machine:
 @pytest.fixture
 def machine(made: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """The devices, which each library finds by name."""
-    found = Library.devices
+    found = Devices.registered
     own = dict(zip(("LAZY0", "LAZY1", "LAZY2"), made.devices, strict=True))
-    monkeypatch.setattr(Library, "devices", lambda self: found(self) | own)
+    monkeypatch.setattr(Devices, "registered", lambda self: found(self) | {n: self.at(h) for n, h in own.items()})
     return made
 
 

@@ -57,7 +57,7 @@ class Graphs:
             graph = self._g.new_graph_custom(context, nodes, False)
             self._g.build_forward_expand(graph, h)
             self.all.append((graph, h))
-        buft = self._g.backend_dev_buffer_type(library.device("CPU"))
+        buft = library.devices.by_name("CPU").buffer_type
         owned.callback(self._g.backend_buffer_free, self._g.backend_alloc_ctx_tensors_from_buft(context, buft))
         for leaf in leaves:
             values = random.standard_normal(self._g.nbytes(leaf) // 4).astype(np.float32) / 8
@@ -76,12 +76,12 @@ class Graphs:
 @contextmanager
 def _pool(library: Library, backend: int) -> Iterator[None]:
     """Let a backend use a thread pool; UnavailableError if the library has none."""
-    cpu = library.device("CPU")
+    registry = library.devices.by_name("CPU").registry
     functions: Mapping[str, tuple[Any, ...]] = {
         "ggml_threadpool_new": (_P, _P), "ggml_threadpool_free": (None, _P),
         "ggml_backend_cpu_set_threadpool": (None, _P, _P),
     }  # fmt: skip
-    new, free, use = (library.device_function(cpu, name, *kinds) for name, kinds in functions.items())
+    new, free, use = (registry.function(name, *kinds) for name, kinds in functions.items())
     init = library.function("ggml_threadpool_params_init")
     if init is None or None in (new, free, use):
         raise UnavailableError("this ggml has no functions of thread pools")
@@ -99,14 +99,14 @@ def _pool(library: Library, backend: int) -> Iterator[None]:
 
 def play(library: Library, way: str, seed: int) -> None:
     """Compute two graphs in turn, with numbers of threads that the seed draws."""
-    cpu = library.device("CPU")
-    set_threads = library.device_function(cpu, "ggml_backend_set_n_threads", None, _P, _I)
+    cpu = library.devices.by_name("CPU")
+    set_threads = cpu.registry.function("ggml_backend_set_n_threads", None, _P, _I)
     if set_threads is None:
         raise UnavailableError("the CPU has no threads to set")
     random = np.random.default_rng(seed)
     with ExitStack() as owned:
         graphs = Graphs(library, seed, owned)
-        backend = library.start(cpu, 1)
+        backend = cpu.start(1)
         owned.callback(library.ggml.backend_free, backend)
         expected = [graphs.result(backend, k) for k in range(len(LENGTHS))]
         if way == POOL:

@@ -24,7 +24,7 @@ WAYS = tuple(way for turn in zip_longest(*PLAY) for way in turn if way)
 """All ways, in turns, so that a run without much time plays some of each module."""
 
 
-def play(library: Library, _device: int, way: str, seed: int) -> dict[str, Any]:
+def play(library: Library, _device: str, way: str, seed: int) -> dict[str, Any]:
     """Play a way."""
     function = next(function for ways, function in PLAY.items() if way in ways)
     return reply(lambda: function(library, way, seed))

@@ -119,8 +119,8 @@ class _Device:
     def __init__(self, machine: Machine, index: int, name: str, registry: int) -> None:
         self._machine, self._index, self._name = machine, index, name
         library = machine.library
-        self._cpu = library.device("CPU")
-        self._has_older_props = library.older_props(self._cpu) is not None
+        self._cpu = library.devices.by_name("CPU")
+        self._has_older_props = self._cpu.older_props() is not None
         self._op_names = {i: op for op, i in library.ops.items()}
         types = machine.fill(machine.interface.buffer_type, {
             "get_name": lambda _: text_at(name), "get_alignment": lambda _: ALIGNMENT,
@@ -167,7 +167,7 @@ class _Device:
         op = self._op_names.get(self._machine.library.struct(node).op)
         if op in self._machine.run.setting.refused:
             return False
-        return bool(self._machine.g.backend_dev_supports_op(self._cpu, node))
+        return self._cpu.supports_op(node)
 
     def _supports_buft(self, _device: int, buft: int) -> bool:
         """Return True for the device's own type; for the host's too, if the setting shares it."""

@@ -33,7 +33,7 @@ class Graphs:
     def __init__(self, library: Library, run: Run, buffers: Buffers, backends: Backends, *, asks: bool) -> None:
         self._library, self._run, self._buffers, self._backends = library, run, buffers, backends
         self._asks = asks
-        self._cpu = library.start(library.device("CPU"), 1)
+        self._cpu = library.devices.by_name("CPU").start(1)
         self._views = {library.ops[op] for op in (*VIEW_OPS, "NONE")}
         self._has_uid = library.function("ggml_graph_next_uid") is not None
         self._kept: dict[tuple[int, int], list[_Copy]] = {}

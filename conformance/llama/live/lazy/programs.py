@@ -78,7 +78,7 @@ class Caller:
         """Return another caller with new backends on the same devices, freed with this one's."""
         devices = [self.call("backend_get_device")(b) for b in self.backends]
         threads = [None] * (len(devices) - 1) + [1]
-        backends = [self.library.start(d, n) for d, n in zip(devices, threads, strict=True)]
+        backends = [self.library.devices.at(d).start(n) for d, n in zip(devices, threads, strict=True)]
         for backend in backends:
             self.owned.callback(self.g.backend_free, backend)
         other = replace(self, backends=backends, seed=seed, owned=ExitStack())

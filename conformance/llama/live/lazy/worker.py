@@ -111,7 +111,7 @@ def _call(
             if not backend:
                 raise ReportedError("ggml_backend_dev_init returned NULL")
             backends.append(backend)
-        backends.append(library.start(library.device("CPU"), 1))
+        backends.append(library.devices.by_name("CPU").start(1))
         caller = Caller(library, backends, seed, together)
         with caller.owned:
             return list(PROGRAMS[program](caller, params))

@@ -119,7 +119,7 @@ class Encoder:
             UsageError: there is no such device, or the file cannot be loaded.
         """
         params = self.call("context_params_default")()
-        handle = self.library.device(self.device) if self.device else None
+        handle = self.library.devices.by_name(self.device).handle if self.device else None
         more = {"use_gpu": bool(self.device), "flash_attn_type": int(flash_attn), "n_threads": n_threads}
         if put(params, device=handle) and self.device:
             os.environ["MTMD_BACKEND_DEVICE"] = self.device
