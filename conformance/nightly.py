@@ -24,11 +24,11 @@ from conformance.ggml.errors import UsageError
 from conformance.judge.outcome import Exit, Outcome, Why
 from conformance.judge.verdict import elapsed
 from conformance.process import interrupt, spawn_command, words
+from conformance.process.lock import lock
 from conformance.process.memory import cores
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import read_document
 from conformance.run.session.identity import identity
-from conformance.run.session.journal import lock
 from conformance.run.session.select import new_seed
 from conformance.run.session.shard import Shard
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from conformance.ggml.errors import UnavailableError
 from conformance.process import call
+from conformance.process.lock import alone
 from conformance.process.memory import cores
 
-from .archive import cache, is_archive, unpack
+from .archive import cache, fresh_folder, is_archive, settle, unpack
 from .isa import Isa
 
 ZIG = "ziglang==0.17.1"
@@ -43,8 +44,13 @@ def compiled(tree: Path, isa: Isa) -> Path:
     It is compiled again only where the source changed. UnavailableError has the last lines of the failed program.
     """
     folder = cache() / "cross" / f"{hashlib.sha256(str(tree).encode()).hexdigest()[:16]}-{isa.name}"
+    with alone(folder, TIME_LIMIT):
+        return _compiled(tree, isa, folder)
+
+
+def _compiled(tree: Path, isa: Isa, folder: Path) -> Path:
     tools = folder / "tools"
-    tools.mkdir(parents=True, exist_ok=True)
+    tools.mkdir(exist_ok=True)
     zig = _zig()
     target = f"-target {isa.triplet} -mcpu={isa.target}"
     for tool, options in (("cc", target), ("c++", target), ("ar", ""), ("ranlib", "")):
@@ -73,8 +79,9 @@ def _zig() -> Path:
     """Return the compiler, downloaded once."""
     folder = cache() / "cross" / ZIG
     if not any(map(is_archive, folder.glob("*"))):
-        folder.mkdir(parents=True, exist_ok=True)
-        run([sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", ZIG], folder, os.environ)
+        with fresh_folder(folder.parent) as made:
+            run([sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", ZIG], made, os.environ)
+            settle(made, folder)
     zig = unpack(next(p for p in folder.iterdir() if is_archive(p)), cache() / "unpacked") / "ziglang" / "zig"
     zig.chmod(0o755)
     return zig

@@ -20,9 +20,10 @@ from conformance import shipped
 from conformance.ggml.errors import UnavailableError, UsageError, unknown
 from conformance.ggml.lib.made import NOTES
 from conformance.process import call
+from conformance.process.lock import alone
 
 from .archive import cache
-from .cross import cmake, compiled, run
+from .cross import TIME_LIMIT, cmake, compiled, run
 from .dawn import SOURCE as DAWN
 from .dawn import dawn
 from .emulator import unpacked
@@ -95,12 +96,25 @@ def make(device: str, texts: Sequence[str], folder: Path, isa: str = "") -> Made
         tools = f"zig for {known(isa).name}"
         return _copied(compiled(tree, known(isa)), folder, {"made from": text, "compiler": tools})
     notes = {"made from": text, "compiler": _compiler()}
-    options = [*OPTIONS[device], *_ORIGIN]
-    content = [str(tree), *packages, *parts, notes["compiler"], *options]
+    content = [str(tree), *packages, *parts, notes["compiler"], *OPTIONS[device], *_ORIGIN]
     if device in _WRITTEN:
         content.append(hashlib.sha256((shipped.path() / "builds" / _WRITTEN[device]).read_bytes()).hexdigest())
     below = cache() / "made" / f"{device}-{hashlib.sha256(' '.join(content).encode()).hexdigest()[:16]}"
-    below.mkdir(parents=True, exist_ok=True)
+    with alone(below, TIME_LIMIT):
+        return _made(device, tree, packages, parts, folder, below, notes)
+
+
+def _made(
+    device: str,
+    tree: Path,
+    packages: Sequence[str],
+    parts: Sequence[str],
+    folder: Path,
+    below: Path,
+    notes: Mapping[str, str],
+) -> Made:
+    """Compile in `below`, for this processor, and copy what came out."""
+    options = [*OPTIONS[device], *_ORIGIN]
     built = partial(cmake, tree, below, target="llama" if (tree / "include" / "llama.h").is_file() else "ggml")
     if device == "webgpu":
         own = dawn([package(p) for p in parts], below, _cc())

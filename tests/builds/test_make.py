@@ -239,6 +239,20 @@ def test_a_changed_compiler_compiles_again(programs: Path, tree: Path, tmp_path:
     assert len(list((archive.cache() / "made").iterdir())) == 2
 
 
+def test_two_that_compile_the_same_wait_for_each_other(programs: Path, tree: Path, tmp_path: Path) -> None:
+    """Two programs of cmake in one build tree break each other; a killed one leaves no lock."""
+    text = f"""#!/bin/sh
+mkdir {tmp_path}/busy || exit 1
+sleep 0.3
+mkdir -p $2/bin; echo ELF > $2/bin/libggml.so
+rmdir {tmp_path}/busy
+"""
+    (programs / "cmake").write_text(text, "utf-8")
+    command = [sys.executable, "-m", "conformance.cli", "build", "make", "cpu", "--from", str(tree), "-o"]
+    both = [subprocess.Popen([*command, str(tmp_path / name)], stderr=subprocess.PIPE) for name in "ab"]
+    assert [(p.communicate()[1], p.returncode) for p in both] == [(b"", 0)] * 2
+
+
 @needs_wheel
 def test_a_record_says_what_was_made(tmp_path: Path) -> None:
     """The notes beside a library are among the versions of its device; a file that is no object counts for nothing."""

@@ -14,10 +14,11 @@ from conformance.case import casefile
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.text import shell
 from conformance.judge.verdict import Request
+from conformance.process.lock import lock
 
 from .environment import MAX_BYTES
 from .folder import case_folder, default_folder
-from .journal import PREFIX, Beside, Contents, Journal, Running, lock
+from .journal import PREFIX, Beside, Contents, Journal, Running
 from .select import build
 
 KEEP_BYTES = 1 << 30

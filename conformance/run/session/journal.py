@@ -15,9 +15,7 @@ import itertools
 import json
 import os
 import secrets
-import sys
 import tempfile
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +34,7 @@ from conformance.case.strict import Memory, checked
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.evidence import Count
 from conformance.judge.verdict import Missing, Request, Result, counted
+from conformance.process.lock import lock
 
 from .environment import MAX_BYTES, MAX_MEMORY, SCHEMA, Environment, Time, header
 from .folder import case_folder
@@ -497,23 +496,3 @@ def _open_locked(path: Path, patience: float = 0.0) -> int | None:
         if os.fstat(descriptor).st_nlink:
             return descriptor
         os.close(descriptor)  # its run ended and removed it before it was locked
-
-
-def lock(descriptor: int, patience: float = 0.0) -> bool:
-    """Lock a file for all owners of its descriptor; False after `patience` seconds."""
-    try:
-        import fcntl  # noqa: PLC0415  # POSIX only; elsewhere two runs with one file are the user's to avoid
-    except ImportError:
-        return True
-    if sys.platform == "win32":
-        return True
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        else:
-            return True
