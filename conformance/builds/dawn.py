@@ -36,7 +36,7 @@ _SHOWN = 3
 """Number of functions that a message names."""
 
 
-def dawn(packages: Sequence[Path], folder: Path, compiler: str) -> list[Path]:
+def dawn(packages: Sequence[Path], folder: Path, compiler: Sequence[str]) -> list[Path]:
     """Compile `LIBRARY` in `folder`, beside a `DawnConfig.cmake`; return it and the add-on.
 
     Args:
@@ -72,7 +72,7 @@ def dawn(packages: Sequence[Path], folder: Path, compiler: str) -> list[Path]:
     library, addon = folder / LIBRARY, folder / ADDON
     shutil.copy(addons[0], addon)
     defined = {"ANCHOR": f'"{ANCHOR}"', "SET_PROCS": str(places[_SET] - start), "GET_PROCS": str(places[_GET] - start)}
-    words = [compiler, "-O2", "-shared", "-fPIC", f"-I{folder}", *(f"-D{k}={v}" for k, v in defined.items())]
+    words = [*compiler, "-O2", "-shared", "-fPIC", f"-I{folder}", *(f"-D{k}={v}" for k, v in defined.items())]
     source = str(shipped.path() / "builds" / SOURCE)
     run([*words, f"-Wl,-soname,{LIBRARY}", "-o", str(library), source, "-ldl"], folder, os.environ)
     (folder / "DawnConfig.cmake").write_text(_CONFIG.format(library=library, headers=headers[0]), "utf-8")

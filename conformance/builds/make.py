@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,10 @@ CHANGED = (
 """The changes that `BETWEEN` makes, for the record."""
 _ORIGIN = ("CMAKE_BUILD_RPATH=$ORIGIN", "CMAKE_BUILD_RPATH_USE_ORIGIN=ON")
 """Libraries find each other where they are copied to."""
+_COMPILERS: Mapping[str, str] = {"CC": "cc", "CXX": "c++"}
+"""Variable that names a compiler of C or C++ -> its default."""
+_FLAGS = ("CFLAGS", "CXXFLAGS", "LDFLAGS")
+"""Variables that cmake adds to the commands, when it first sees a build tree."""
 _TIME_LIMIT = 600.0
 """Time limit in seconds to ask a compiler for its version."""
 
@@ -117,7 +122,7 @@ def _made(
     options = [*OPTIONS[device], *_ORIGIN]
     built = partial(cmake, tree, below, target="llama" if (tree / "include" / "llama.h").is_file() else "ggml")
     if device == "webgpu":
-        own = dawn([package(p) for p in parts], below, _cc())
+        own = dawn([package(p) for p in parts], below, _words("CC"))
         out = _copied(built([*options, f"Dawn_DIR={below}"]), folder, notes)
         for path in own:
             shutil.copy(path, folder)
@@ -159,7 +164,7 @@ def _between(folder: Path, driver: Path | None, headers: Sequence[Path]) -> Path
     # RPATH, unlike RUNPATH, also serves what libOpenCL loads
     found = [] if driver is None else [f"-L{driver.parent}", f"-Wl,-rpath,{driver.parent},--disable-new-dtags"]
     found += [f"-I{h}" for h in headers]
-    words = [_cc(), "-O2", "-shared", "-fPIC", f"-Wl,-soname,{_BETWEEN}", "-Wl,--no-as-needed", "-o", str(built)]
+    words = [*_words("CC"), "-O2", "-shared", "-fPIC", "-o", str(built), f"-Wl,-soname,{_BETWEEN},--no-as-needed"]
     try:
         run([*words, str(shipped.path() / "builds" / BETWEEN), *found, "-l:libOpenCL.so.1", "-ldl"], folder, os.environ)
     except UnavailableError as e:
@@ -167,16 +172,25 @@ def _between(folder: Path, driver: Path | None, headers: Sequence[Path]) -> Path
     return built
 
 
-def _cc() -> str:
-    return os.environ.get("CC") or "cc"
+def _words(key: str) -> list[str]:
+    """Return the command of a compiler in `_COMPILERS`, which may have options as for cmake."""
+    text = os.environ.get(key, "")
+    try:
+        return shlex.split(text) or [_COMPILERS[key]]
+    except ValueError as e:
+        raise UsageError(f"{key}: the command of a compiler expected, found {text!r}: {e}") from None
 
 
 def _compiler() -> str:
-    """Return the first line of what the compiler says about its version."""
-    if shutil.which(_cc()) is None:
-        raise UnavailableError(f"{_cc()}: a C and C++ compiler expected; install one (apt-get install g++), or set CC")
-    _, said = call([_cc(), "--version"], Path.cwd(), "stdout", seconds=_TIME_LIMIT)
-    return next(iter(said), _cc())
+    """Return the first line of each compiler's version, and the flags of the environment."""
+    said = []
+    for key in _COMPILERS:
+        words = _words(key)
+        if shutil.which(words[0]) is None:
+            raise UnavailableError(f"{words[0]}: a compiler expected; install one (apt-get install g++), or set {key}")
+        _, lines = call([*words, "--version"], Path.cwd(), "stdout", seconds=_TIME_LIMIT)
+        said.append(" ".join([next(iter(lines), words[0]), *words[1:]]))
+    return ", ".join([*said, *(f"{key}={value}" for key in _FLAGS if (value := os.environ.get(key)))])
 
 
 def _copied(tree: Path, folder: Path, notes: Mapping[str, str], driver: Path | None = None) -> Made:

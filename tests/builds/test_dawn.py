@@ -57,7 +57,7 @@ def test_functions_that_an_addon_hides_are_called(packages: list[Path], tmp_path
     below, moved = tmp_path / "below", tmp_path / "moved"
     below.mkdir()
     moved.mkdir()
-    made = dawn(packages, below, "cc")
+    made = dawn(packages, below, ["cc"])
     config = (below / "DawnConfig.cmake").read_text("utf-8")
     assert f'"{below / "libwebgpu_dawn.so"}" INTERFACE_INCLUDE_DIRECTORIES "{packages[1] / "cpp"}"' in config
     for path in made:
@@ -70,10 +70,10 @@ def test_functions_that_an_addon_hides_are_called(packages: list[Path], tmp_path
 def test_packages_of_different_versions_are_refused(packages: list[Path], tmp_path: Path) -> None:
     """A header with another function, and a package that is missing, say what to name."""
     with pytest.raises(UnavailableError, match=r"1 and 0 found; name npm:webgpu@VERSION"):
-        dawn(packages[:1], tmp_path, "cc")
+        dawn(packages[:1], tmp_path, ["cc"])
     (packages[1] / "cpp" / "webgpu" / "webgpu.h").write_text(f"{HEADER}int wgpuNewer(void);\n", "utf-8")
     with pytest.raises(UnavailableError, match=r"1 differ \(wgpuNewer\); name packages of about the same day"):
-        dawn(packages, tmp_path, "cc")
+        dawn(packages, tmp_path, ["cc"])
 
 
 def test_only_webgpu_takes_packages_of_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,8 @@ cl_int clEnqueueNDRangeKernel(cl_command_queue q, cl_kernel k, cl_uint n, const 
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of this test's own, and scripts for cmake and cc that note how they were called."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("CC", raising=False)
+    for key in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS"):
+        monkeypatch.delenv(key, raising=False)
     folder = tmp_path / "bin"
     folder.mkdir()
     scripts = {
@@ -132,6 +133,8 @@ esac""",
         "cc": """
 [ "$1" = --version ] && echo 'cc 12.2' && exit
 while [ "$1" != -o ]; do shift; done; echo shim > $2""",
+        "c++": """
+echo 'c++ 12.2'""",
     }
     for name, script in scripts.items():
         text = f'#!/bin/sh\necho "{name} $@" >> LOG{script}\n'.replace("LOG", str(tmp_path / "log"))
@@ -169,7 +172,7 @@ def test_opencl_is_compiled_with_what_a_cpu_needs(
     named = [p.read_text("utf-8") for p in (out / "vendors").glob("*.icd")] if driver else (out / "vendors").exists()
     assert named == ([f"{found}\n"] if driver else False)
     said = json.loads((out / NOTES).read_text("utf-8"))
-    assert said == {"made from": str(tree.parents[1]), "compiler": "cc 12.2", "opencl.c": make.CHANGED}
+    assert said == {"made from": str(tree.parents[1]), "compiler": "cc 12.2, c++ 12.2", "opencl.c": make.CHANGED}
     log = (tmp_path / "log").read_text("utf-8")
     (below,) = (archive.cache() / "made").iterdir()  # both went to one place
     assert "-DGGML_OPENCL=ON -DGGML_OPENCL_USE_ADRENO_KERNELS=OFF" in log
@@ -194,7 +197,11 @@ def test_a_build_without_sources_or_compiler_says_what_to_do(programs: Path, tre
         patch.setenv("CC", "no-compiler")
         done = conform_here("make", "cpu", "--from", tree, "-o", tmp_path / "out")
     assert done.exit_code == 2
-    assert "no-compiler: a C and C++ compiler expected" in done.stderr
+    assert "no-compiler: a compiler expected; install one (apt-get install g++), or set CC" in done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", "'c++")
+        done = conform_here("make", "cpu", "--from", tree, "-o", tmp_path / "out")
+    assert done.stderr == 'conform: CXX: the command of a compiler expected, found "\'c++": No closing quotation\n'
     text = "#!/bin/sh\n[ $1 = --version ] && echo cc && exit\necho 'CL/cl.h: No such file' >&2; exit 1\n"
     (programs / "cc").write_text(text, "utf-8")
     done = conform_here("make", "opencl", "--from", tree, "-o", tmp_path / "out")
@@ -230,12 +237,18 @@ def test_headers_come_from_a_package_of_debian(tree: Path, tmp_path: Path, monke
     assert (done.exit_code, "one source of ggml and packages debian:NAME expected" in done.stderr) == (2, True)
 
 
-def test_a_changed_compiler_compiles_again(programs: Path, tree: Path, tmp_path: Path) -> None:
-    """The place in the cache follows the compiler's version, which a record then has."""
-    for version in ("cc 12.2", "cc 13.1"):
-        text = (programs / "cc").read_text("utf-8").replace("cc 12.2", version)
-        (programs / "cc").write_text(text, "utf-8")
-        assert make.make("cpu", [str(tree)], tmp_path / "out").notes["compiler"] == version
+@pytest.mark.parametrize("key", ["CC", "CXX", "CXXFLAGS"])
+def test_a_changed_compiler_compiles_again(
+    programs: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """The place in the cache follows both compilers, their options and flags, which a record then has."""
+    (programs / "other").write_text("#!/bin/sh\necho other 13\n", "utf-8")
+    (programs / "other").chmod(0o755)
+    said = [make.make("cpu", [str(tree)], tmp_path / "out").notes["compiler"]]
+    monkeypatch.setenv(key, "other -O1")
+    said.append(make.make("cpu", [str(tree)], tmp_path / "out").notes["compiler"])
+    changed = {"CC": "other 13 -O1, c++ 12.2", "CXX": "cc 12.2, other 13 -O1"}
+    assert said == ["cc 12.2, c++ 12.2", changed.get(key, "cc 12.2, c++ 12.2, CXXFLAGS=other -O1")]
     assert len(list((archive.cache() / "made").iterdir())) == 2
 
 
