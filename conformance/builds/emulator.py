@@ -129,7 +129,7 @@ def _unpacked(suite: str, architecture: str, *packages: str) -> Iterator[Path]:
     """Unpack Debian packages and their dependencies into a folder that is removed afterwards."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise UnavailableError(
-            f"emulator: apt-get and dpkg-deb expected, to download {', '.join(packages)} for {architecture}; "
+            f"Debian: apt-get and dpkg-deb expected, to download {', '.join(packages)} for {architecture}; "
             "use Debian or Ubuntu, or a container of one"
         )
     with fresh_folder(_home()) as made:
@@ -176,10 +176,10 @@ def _mirror(folder: Path) -> str:
     for address in said:
         if address.rstrip("/").endswith("/debian"):
             return address
-    raise UnavailableError(f"emulator: no Debian mirror among the sources of apt; set {MIRROR} to the address of one")
+    raise UnavailableError(f"no Debian mirror among the sources of apt; set {MIRROR} to the address of one")
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
     code, said = call(command, folder, "stderr", seconds=TIME_LIMIT)
     if code:
-        raise UnavailableError(f"emulator: {command[0]} failed: {' / '.join(said) or f'exit status {code}'}")
+        raise UnavailableError(f"Debian: {command[0]} failed: {' / '.join(said) or f'exit status {code}'}")

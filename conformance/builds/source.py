@@ -282,7 +282,8 @@ def _download(kind: str, name: str, isa: Isa | None = None) -> Path:
                     break
             else:
                 how = _only_source(name, made) if kind == "pypi" else ""
-                raise UnavailableError(f"build {kind}:{name}: {how or f'it cannot be downloaded: {said}'}")
+                shown = kind.removesuffix("-source")
+                raise UnavailableError(f"build {shown}:{name}: {how or f'it cannot be downloaded: {said}'}")
             settle(made, folder)
     return next(p for p in sorted(folder.iterdir()) if is_archive(p))
 

@@ -10,6 +10,7 @@ import click
 from conformance.builds.devices import devices
 from conformance.builds.make import OPTIONS, make
 from conformance.ggml.errors import UsageError
+from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 
 from .options import ISA, Folder, json_option
@@ -39,7 +40,8 @@ def build_make(device: str, sources: Sequence[str], output: Path, isa: str | Non
     """
     if isa and device != "cpu":
         raise UsageError(f"--isa: cpu expected, {device} found; leave --isa out")
-    made = make(device, sources, output, isa or "")
+    with Progress().of(since(f"compiling {device} from {' '.join(sources)}")):
+        made = make(device, sources, output, isa or "")
     for what, text in made.notes.items():
         line(f"{what}: {text}")
     if device == "opencl":

@@ -14,7 +14,8 @@ from marks import needs_cc, needs_wheel
 
 from backends.ggml import GgmlBackend
 from conformance import shipped
-from conformance.builds import archive, devices, make
+from conformance.builds import archive, devices, emulator, make, source
+from conformance.ggml.errors import UnavailableError
 from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.made import NOTES, notes
 
@@ -208,6 +209,19 @@ def test_a_build_without_sources_or_compiler_says_what_to_do(programs: Path, tre
     assert done.exit_code == 2
     assert "CL/cl.h: No such file; `conform build devices` says what OpenCL needs here" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_message_names_what_the_user_wrote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A package keeps its prefix, and headers are not the emulator's."""
+    monkeypatch.setattr(source, "call", lambda *_, **__: (1, ["ERROR: no such version"]))
+    monkeypatch.setattr(emulator, "call", lambda *_, **__: (100, ["E: no such package"]))
+    done = conform_here("make", "cpu", "--from", "pypi:x==1", "-o", tmp_path / "out")
+    assert done.stderr == "conform: build pypi:x==1: it cannot be downloaded: ERROR: no such version\n"
+    monkeypatch.setenv(emulator.MIRROR, "http://localhost/debian")
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    with pytest.raises(UnavailableError, match=r"^Debian: apt-get failed: E: no such package$"):
+        emulator.unpacked("x")
 
 
 @pytest.mark.usefixtures("programs")
