@@ -7,8 +7,9 @@ family runs only if the user names it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -29,7 +30,7 @@ class Player(Protocol):
     """One live family on one backend."""
 
     def play(self, case_id: str) -> Result:
-        """Return the result of a case on its backend.
+        """Return the result of a case on its backend; without seconds, those of this call count.
 
         Raises:
             UnavailableError: it cannot be run or checked here; the result is UNSUPPORTED.
@@ -51,7 +52,7 @@ class Players:
 
     def play(self, spec: Spec, case_id: str) -> Result:
         """Return the result of a case on `spec`; UsageError if the backend or an option is unknown."""
-        pair = Pair(case_id, str(spec))
+        pair, begun = Pair(case_id, str(spec)), time.perf_counter()
         try:
             player = self._player(spec, case_id.partition("/")[0])
             result = player.play(case_id)
@@ -66,7 +67,7 @@ class Players:
         except Exception as e:  # noqa: BLE001  # a bug of a player must fail one case, not the run
             return unjudged(pair, e)
         if (result.case, result.backend) == tuple(pair):
-            return result
+            return result if result.seconds else replace(result, seconds=time.perf_counter() - begun)
         wrong = f"its player returned the result of {result.case!r} on {result.backend!r}"
         return result_of_error(pair, BackendError(wrong))
 

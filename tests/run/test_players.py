@@ -36,3 +36,13 @@ def test_graphs_with_the_name_of_a_live_family_run_as_graphs() -> None:
     with closing(Runner()) as runner:
         (result,) = runner.run(Spec("ggml"), [case])
     assert (result.case, result.verdict) == (case.id, Verdict.PASS)
+
+
+@pytest.mark.parametrize("said", [0.0, 12.5])
+def test_a_case_took_the_time_of_its_player(said: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table says how long each backend ran; a player that measures its own part is believed."""
+    player = SimpleNamespace(play=lambda i: Result(i, "ggml", Verdict.PASS, seconds=said), close=lambda: None)
+    monkeypatch.setattr(live, "LIVE", {"made": SimpleNamespace(player=lambda *_: player)})
+    with closing(Players(Workers(), None)) as players:
+        found = players.play(Spec("ggml"), "made/a@0").seconds
+    assert found == said if said else 0 < found < 10
