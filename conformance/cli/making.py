@@ -10,6 +10,7 @@ import click
 from conformance.builds.devices import devices
 from conformance.builds.make import OPTIONS, make
 from conformance.ggml.errors import UsageError
+from conformance.ggml.text import shell
 from conformance.report.progress import Progress, since
 from conformance.report.runfile import write_json
 
@@ -46,7 +47,8 @@ def build_make(device: str, sources: Sequence[str], output: Path, isa: str | Non
         line(f"{what}: {text}")
     if device == "opencl":
         line(f"driver: {made.driver or 'those of the system; conform build devices shows others'}")
-    line(f"{made.folder}: written; try conform list builds {made.folder}")
+    command = shell(["conform", "list", "builds", str(made.folder), *(["--isa", isa] if isa else [])])
+    line(f"{made.folder}: written; try {command}")
 
 
 @build.command("devices")

@@ -224,6 +224,13 @@ def test_a_message_names_what_the_user_wrote(monkeypatch: pytest.MonkeyPatch, tm
         emulator.unpacked("x")
 
 
+def test_the_command_to_try_has_the_processor(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build for another processor is refused without it."""
+    monkeypatch.setattr(make, "compiled", lambda *_: tree)
+    done = conform_here("make", "cpu", "--from", tree, "--isa", "s390x", "-o", tmp_path / "out")
+    assert done.stdout.endswith(f"written; try conform list builds {tmp_path / 'out'} --isa s390x\n")
+
+
 @pytest.mark.usefixtures("programs")
 def test_llama_is_compiled_around_ggml(tree: Path, tmp_path: Path) -> None:
     """A source of ggml alone gives ggml; that of llama.cpp its library, too, for scenarios and whole models."""
