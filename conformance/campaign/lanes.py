@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -45,6 +47,8 @@ class Lanes:
         self._changed = threading.Condition()
         self._open = True
         self._lanes: dict[str, Worker] = {}
+        self._folder = TemporaryDirectory(prefix="conformance-lanes-", ignore_cleanup_errors=True)
+        """Temporary files of the lanes, which may be ended while they use them."""
         self._threads = [threading.Thread(target=self._serve, args=(n,), name=n, daemon=True) for n in self._info]
         for thread in self._threads:
             thread.start()
@@ -79,6 +83,7 @@ class Lanes:
             lane.close()
         for thread in self._threads:
             thread.join()
+        self._folder.cleanup()
 
     def _serve(self, name: str) -> None:
         with suppress(Exception):  # its first chunk tells
@@ -115,7 +120,8 @@ class Lanes:
                 raise WorkerDiedError("the run is over", (), "the run is over")
             if name not in self._lanes:
                 # no limit of its own: each case has one, in the process of its backend
-                self._lanes[name] = Worker(SERVICE, deadline=FOREVER)
+                own = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), self._folder.name)
+                self._lanes[name] = Worker(SERVICE, deadline=FOREVER, env={**os.environ, **own})
             return self._lanes[name]
 
 

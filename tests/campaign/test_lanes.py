@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -97,6 +99,23 @@ def test_nothing_is_left_of_lanes(tmp_path: Path) -> None:
     assert ran.returncode == 5, ran.stderr
     left = [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)]
     assert left == []
+
+
+def test_no_temporary_file_is_left_of_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that is ended in the middle of a case leaves the model of a live family to the run, which removes it."""
+    made: list[Path] = []
+
+    def start(_service: str, *, env: dict[str, str], **_: object) -> SimpleNamespace:
+        made.append(Path(env["TMPDIR"]) / "conformance-live-1")
+        made[0].mkdir()
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(lanes, "Worker", start)
+    started = lanes.Lanes(1)
+    while not made:
+        time.sleep(0.01)
+    started.close()
+    assert not made[0].parent.exists()
 
 
 def test_lanes_and_workers_exclude_each_other(tmp_path: Path) -> None:
