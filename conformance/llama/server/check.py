@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from conformance.ggml.errors import UnavailableError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.llama.model.graphs import Say
 from conformance.llama.model.llama_process import LlamaProcess, Setting
 from conformance.llama.model.turns import Checking
@@ -33,7 +33,8 @@ def check_server(
 
     Raises:
         UnavailableError: it does not start or answer.
-        UsageError: `named` is neither a URL nor a build, or its replies have another form.
+        UsageError: `named` is neither a URL nor a build, or its replies have another form; or the model of a server
+            that is started has no vocabulary.
     """
 
     def words() -> list[str]:
@@ -43,6 +44,8 @@ def check_server(
         if "://" in named:
             server = Server(named, words, timeout=time_limit)
             pid = growth.listener(server.port) if server.is_local else None
+        elif not llama.has_words:
+            raise UsageError(f"{model}: a vocabulary with text expected, which llama-server needs; this model has none")
         else:
             running = RunningServer(of_text(named), model, words, time_limit)
             opened.callback(running.close)

@@ -80,7 +80,9 @@ class RunningServer:
                  context: Mapping[str, object] | None = None) -> None:  # fmt: skip
         self._folder = tempfile.mkdtemp(prefix="conformance-slots-")
         limit = Deadline(each=patience(str(model)) + LISTENS + ENDS)
-        self._worker = Worker("conformance.llama.server.worker", deadline=limit, **(process or {}))
+        self._worker = Worker(
+            "conformance.llama.server.worker", deadline=limit, **(process or Device("server").process())
+        )
         asked = Start(str(model.resolve()), self._folder, n_ctx=n_ctx, context=context or {}, **start)
         try:
             found = self._ask(start=asdict(asked))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +17,8 @@ from conformance.backend.registry import Spec
 from conformance.cli import main
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, UnavailableError, UsageError
 from conformance.judge.verdict import Verdict
-from conformance.llama.server import growth
+from conformance.llama.server import growth, running
+from conformance.llama.server.check import check_server
 from conformance.llama.server.client import Server
 from conformance.llama.server.family import NAMES, Player, id_of
 from conformance.llama.server.judge import Judgement, ServerJudge
@@ -97,8 +100,8 @@ def test_the_real_server_passes(player: Player, way: str) -> None:
 
 def _process(player: Player) -> psutil.Process:
     """The process of the player's server."""
-    _, running = player._made
-    return psutil.Process(running.pid)
+    _, started = player._made
+    return psutil.Process(started.pid)
 
 
 @needs_wheel
@@ -162,3 +165,25 @@ def test_a_server_gets_the_options_that_it_knows() -> None:
         "--cache-type-k": "q8_0", "--device": "none",
     }  # fmt: skip
     assert line[-1] == "--kv-unified"
+
+
+def test_a_server_whose_model_has_no_words_is_not_started() -> None:
+    """llama-server aborts at its first request."""
+    none: Any = None
+    llama: Any = SimpleNamespace(has_words=False)
+    with pytest.raises(UsageError, match=r"tiny\.gguf: a vocabulary with text expected, which llama-server needs"):
+        check_server("xllamacpp", Path("tiny.gguf"), llama, none, none, none, none, (), 1.0)
+
+
+def test_a_dead_server_has_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A debugger's backtrace, which ggml prints behind a failed assertion, would hide them."""
+    given: dict[str, Any] = {}
+
+    def start(_service: str, **more: object) -> SimpleNamespace:
+        given.update(more)
+        return SimpleNamespace(ask=lambda _: ({"pid": 1, "url": "http://127.0.0.1:1"}, ()), close=lambda: None)
+
+    monkeypatch.setattr(running, "Worker", start)
+    (tmp_path / "model.gguf").touch()
+    running.RunningServer({}, tmp_path / "model.gguf", list, 1.0).close()
+    assert given["env"]["GGML_NO_BACKTRACE"] == "1"
