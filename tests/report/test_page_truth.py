@@ -338,6 +338,7 @@ def test_the_top_says_what_was_run(opened: Open, browser: Driver) -> None:
 
 def test_no_label_leaves_its_box(at: Driver, runs: Runs) -> None:
     """Words in a drawn graph end inside their box, whatever the font; edges have heads."""
+    views = _failed_views(runs)
     drawn = ask(
         at,
         """const seen = [];
@@ -355,9 +356,9 @@ def test_no_label_leaves_its_box(at: Driver, runs: Runs) -> None:
         }
         const headless = all('.edge').filter((e) => !e.getAttribute('marker-end'));
         return [seen.length, seen.filter((fits) => !fits).length, headless.length]""",
-        _failed_views(runs),
+        views,
     )  # fmt: skip
-    assert drawn[0] > 40
+    assert drawn[0] > len(views) > 0
     assert drawn[1:] == [0, 0]
     script = Path(page.__code__.co_filename).with_name("static").joinpath("detail.js").read_text(encoding="utf-8")
     assert f"const BOX = {{ width: {BOX_WIDTH}, height: {BOX_HEIGHT}," in script

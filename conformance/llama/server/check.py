@@ -44,10 +44,11 @@ def check_server(
         if "://" in named:
             server = Server(named, words, timeout=time_limit)
             pid = growth.listener(server.port) if server.is_local else None
-        elif not llama.has_words:
-            raise UsageError(f"{model}: a vocabulary with text expected, which llama-server needs; this model has none")
         else:
-            running = RunningServer(of_text(named), model, words, time_limit)
+            start = of_text(named)
+            if not llama.has_words:
+                raise UsageError(f"{model}: a vocabulary with text expected, which llama-server needs; it has none")
+            running = RunningServer(start, model, words, time_limit)
             opened.callback(running.close)
             server, pid = running.client, running.pid
         found = ServerJudge(server, llama, packed, in_float64(llama, check), read, say).judge(tuple(WAYS), first)

@@ -167,6 +167,7 @@ def test_a_server_gets_the_options_that_it_knows() -> None:
     assert line[-1] == "--kv-unified"
 
 
+@needs_wheel
 def test_a_server_whose_model_has_no_words_is_not_started() -> None:
     """llama-server aborts at its first request."""
     none: Any = None
