@@ -13,7 +13,9 @@ from .isa import ISAS
 from .make import beside, intel_driver
 
 SOURCE = "pypi:llama-cpp-python==0.3.36"
-"""A package with the source of all backends, in the commands that are shown."""
+"""A package of source alone, compiled for any processor, in the commands that are shown."""
+OPENCL = "pypi:xllamacpp==2026.10.11549"
+"""The package with the newest source, likewise."""
 VULKAN = "npm:@node-llama-cpp/linux-x64-vulkan@3.22.1"
 """A package with ggml-vulkan, likewise."""
 DAWN = "npm:webgpu@0.6.2", "npm:react-native-webgpu@0.10.2"
@@ -62,7 +64,7 @@ def devices() -> list[Device]:
     """Return all devices, those that need least first."""
     headers = "" if _file("usr/include/CL/cl.h") else " --from debian:opencl-headers"
     opencl = (
-        f"conform build make opencl --from {SOURCE}{headers} -o opencl",
+        f"conform build make opencl --from {OPENCL}{headers} -o opencl",
         f"{_OPS} 'ggml?lib=opencl&device=GPUOpenCL'",
     )
     vulkan = f"GGML_VK_VISIBLE_DEVICES=0 {_OPS} 'ggml?lib={VULKAN}&device=Vulkan0'"
