@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -96,9 +97,9 @@ def echo() -> Iterator[str]:
                 end = listener.accept()[0]
             except OSError:
                 return
-            while data := end.recv(1 << 16):
-                end.sendall(data)
-            end.close()
+            with end, suppress(OSError):  # a proxy that breaks may reset it
+                while data := end.recv(1 << 16):
+                    end.sendall(data)
 
     listener = socket.create_server(("127.0.0.1", 0))
     Thread(target=serve, daemon=True).start()
