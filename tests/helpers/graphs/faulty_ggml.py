@@ -242,7 +242,7 @@ def _forgets(b: FaultyGgml) -> None:
 
 
 class Gpu(Device):
-    """A device that says that it is a GPU."""
+    """A device that calls itself a GPU."""
 
     @property
     def type(self) -> str:
@@ -251,7 +251,7 @@ class Gpu(Device):
 
 
 def _gpu(b: FaultyGgml) -> None:
-    """No fault: the device says that it is a GPU, of which nobody knows how it rounds."""
+    """No fault: the device calls itself a GPU, whose rounding is unknown."""
     b._device = Gpu(b._device.devices, b._device.handle)
 
 
