@@ -170,10 +170,9 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
 
 def build(case_id: str) -> Case:
     """Build the case of an id; UsageError if it is invalid."""
-    if case_id.startswith(f"{NAME}/{USES},"):
-        return _uses(case_id)
-    if case_id.startswith(f"{NAME}/{PLACES},"):
-        return _places(case_id)
+    made = {f"{NAME}/{USES}": _uses, f"{NAME}/{PLACES}": _places}.get(case_id.partition("@")[0].partition(",")[0])
+    if made is not None:
+        return made(case_id)
     v, params, seed = read(case_id)
     if v["of"] == "decoder":
         return _decoders(case_id, DECODERS[v["differs"]], params, seed)
@@ -204,12 +203,18 @@ def _decoders(case_id: str, difference: str, params: dict[str, str], seed: int) 
     )  # fmt: skip
 
 
+def _graph(case_id: str, what: str, kinds: Sequence[str]) -> tuple[str, str, int]:
+    """Return the kind of an id's graph, the graph and its seed; UsageError for another kind."""
+    body, seed = split_id(case_id, NAME, f"{what},of={'|'.join(kinds)},GRAPH")
+    kind, _, graph = body.removeprefix(what).removeprefix(",").partition(",")
+    named = {f"of={name}": name for name in kinds}
+    if kind not in named:
+        raise UsageError(f"case {case_id!r}: {what}: {' or '.join(named)} expected, {kind!r} found")
+    return named[kind], graph, seed
+
+
 def _uses(case_id: str) -> Case:
-    body, seed = split_id(case_id, NAME, f"{USES},of=tbo|decoder,GRAPH")
-    kind, _, graph = body.removeprefix(f"{USES},").partition(",")
-    if kind not in {"of=tbo", "of=decoder"}:
-        raise UsageError(f"case {case_id!r}: {USES}: of=tbo or of=decoder expected, {kind!r} found")
-    name = kind.removeprefix("of=")
+    name, graph, seed = _graph(case_id, USES, (tbo.NAME, "decoder"))
     base = tbo.build(f"{tbo.NAME}/{graph}@{seed}") if name == tbo.NAME else make(f"{NAME}/{graph}@{seed}")
     if len(base.steps) != 1:
         raise UsageError(f"case {case_id!r}: {USES}: one step expected, {len(base.steps)} found")
@@ -223,10 +228,7 @@ def _uses(case_id: str) -> Case:
 
 
 def _places(case_id: str) -> Case:
-    body, seed = split_id(case_id, NAME, f"{PLACES},of=tbo,GRAPH")
-    kind, _, graph = body.removeprefix(f"{PLACES},").partition(",")
-    if kind != "of=tbo":
-        raise UsageError(f"case {case_id!r}: {PLACES}: of=tbo expected, {kind!r} found")
+    _, graph, seed = _graph(case_id, PLACES, (tbo.NAME,))
     bases = [tbo.build(f"{tbo.NAME}/{graph}@{seed + i}") for i in range(2)]
     leaves, others = ({**c.persistent, **c.steps[0].inputs} for c in bases)
     if not _can_be_views([t.flags for t in leaves]):
